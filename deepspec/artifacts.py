@@ -1,0 +1,94 @@
+"""Artifact folders: written whole or not at all, each with a `manifest.json` that says what it was made of."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from deepspec.errors import UserError
+
+MANIFEST = "manifest.json"
+PACKAGES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
+
+
+def fingerprint(content: Any) -> str:
+    """A short sha256 over `content` as canonical JSON; equal content gives equal text on every machine.
+
+    Only what decides the result belongs in `content`: not times, hosts or paths.
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """The versions of deepspec and of the packages that can change a result."""
+    from deepspec import __version__
+
+    found = {"deepspec": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@contextmanager
+def new_artifact(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
+    """Yield a temporary folder beside `folder`; on success it gets `manifest.json` and takes the name.
+
+    A kill at any moment leaves the old artifact, the new one or (between two renames) none: never a half
+    one. `manifest` may be filled while the folder is written; `versions` is added.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        write_json(partial / MANIFEST, {**manifest, "versions": versions()})
+        replace_folder(partial, folder)
+    except OSError as error:
+        raise UserError(f"Could not write {folder}: {error.strerror or error}. What was there is untouched.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Give `new` the name `folder`, moving an older one out of the way first (a folder cannot replace one)."""
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(new, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON under a temporary name and rename it."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_manifest(folder: Path, made_by: str) -> dict[str, Any]:
+    """The manifest of an artifact; `made_by` is the exact command that makes it, for the error."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder} does not exist or is not complete. Make it first: {made_by}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is damaged ({error}). Remove the folder and make it again: {made_by}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged (not a JSON object). Remove the folder and make it again: {made_by}")
+    return content
+
+
+def cache_dir() -> Path:
+    """Where converted targets and measured tables live: `$XDG_CACHE_HOME/deepspec`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepspec"

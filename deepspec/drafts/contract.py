@@ -1,0 +1,193 @@
+"""What a draft is, to the trainer (`TrainableDraft`) and to the decoding engine (`Drafter`).
+
+Shapes: B rows (requests or packed rows), T positions, N drafted tokens, K steps, H target hidden size,
+V target vocabulary, Vd draft vocabulary, F = captured layers × H.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+
+class TargetModel(Protocol):
+    """The part of the target that a draft may use; `deepspec.target.Target` is one."""
+
+    hidden_size: int
+    vocab_size: int
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[...] int64 → [..., H], with the family's own embedding scale."""
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm, on [..., H]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Last hidden before the final norm, [n, H] → the model's logits [n, V], soft-caps and scales included."""
+
+    def head(self, normed: Tensor) -> Tensor:
+        """The same from an already normed hidden, [n, H] → [n, V]."""
+
+
+@dataclass
+class DraftContext:
+    """What every draft reaches outside itself. A plain object: never a submodule of the draft, or FSDP shards
+    the target and checkpoints copy it."""
+
+    target: TargetModel
+
+
+@dataclass
+class Beginning:
+    """One request after its prefill.
+
+    tokens: [1, P+1] the prompt and the pending token. features: [1, P, F] captured at the prompt's positions.
+    capacity: longest text (prompt + answer + drafted) the request may reach, for buffers.
+    max_rows: rows that will ever be joined, for buffers.
+    """
+
+    context: DraftContext
+    tokens: Tensor
+    features: Tensor
+    capacity: int
+    max_rows: int = 1
+
+
+@dataclass
+class Committed:
+    """What one round added, padded on the right: row b has `counts[b]` ≥ 1 new tokens.
+
+    tokens: [B, M] the accepted drafted tokens, then the target's own. features: [B, M, F] captured at the
+    position *before* each of them (the old pending token, then the accepted ones), so that features[b, j] and
+    tokens[b, j] are EAGLE's row pair. counts: one Python int a row (no device sync to read them).
+    """
+
+    tokens: Tensor
+    features: Tensor
+    counts: list[int]
+
+
+class Control(Protocol):
+    """Given by the engine to `propose`: how much to draft, and how a token is drawn."""
+
+    max_tokens: int  # K this round, ≥ 1
+
+    def draw(self, logits: Tensor, parent: int | Tensor) -> tuple[Tensor, Tensor | None]:
+        """Draw each row's next drafted token.
+
+        logits: [B, Vd] of the draft, raw; the request's processors are applied here, in float32, on the path
+        that ends in node `parent` (−1: the pending token; for a chain, the previous draw's index). Returns
+        target-vocabulary tokens [B] and q [B, Vd] (None when greedy: the draw is deterministic).
+        """
+
+    def go_on(self, confidence: Tensor) -> Tensor:
+        """[B] probability that the token just drawn is accepted given its parent was → bool [B], draw another."""
+
+
+@dataclass
+class Proposal:
+    """Drafted tokens, always a tree (a chain is a path).
+
+    tokens: [B, N] target ids in topological order. parents: [B, N], −1 = child of the pending token, or None
+    for a chain (node i's parent is i−1). q: [B, M, Vd] the distributions the tokens were drawn from, or None
+    where the draw was deterministic. q_row: [B, N] the row of q each node was drawn from (siblings share it);
+    None = row i for node i. vocab: [Vd] target id of each draft id; None = the target's own vocabulary.
+    confidence: [B, N] accepted given its parent was, or None. length: nodes that count, a Python int a row.
+    """
+
+    tokens: Tensor
+    length: list[int]
+    parents: Tensor | None = None
+    q: Tensor | None = None
+    q_row: Tensor | None = None
+    vocab: Tensor | None = None
+    confidence: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """What the engine sees. State belongs to the drafter; the engine only hands it back."""
+
+    needs_features: bool
+
+    def begin(self, beginning: Beginning) -> Any:
+        """State of one new request."""
+
+    def join(self, state: Any, new: Any) -> Any:
+        """Add one request's fresh state as the last row (`state` None: the first)."""
+
+    def propose(self, state: Any, control: Control) -> Proposal:
+        """Draft up to `control.max_tokens` a row."""
+
+    def update(self, state: Any, committed: Committed) -> None:
+        """Take in what the round committed; drafted state past it is forgotten."""
+
+    def select(self, state: Any, rows: Sequence[int]) -> None:
+        """Keep these rows (ascending); the others' requests have ended."""
+
+
+@dataclass
+class DraftBatch:
+    """Packed training rows with the target's features.
+
+    tokens [B, T] int64; loss_mask [B, T] bool, the assistant generated this token; documents [B, T] int64,
+    which document of the row (−1: padding); positions [B, T] int64 within the document; features [B, T, F];
+    last_hidden [B, T, H] *before* the final norm; steps: how many draft steps to unroll (None: the draft's
+    own training number).
+    """
+
+    context: DraftContext
+    tokens: Tensor
+    loss_mask: Tensor
+    documents: Tensor
+    positions: Tensor
+    features: Tensor
+    last_hidden: Tensor
+    steps: int | None = None
+
+
+@dataclass
+class DraftLoss(ModelOutput):
+    """float32 sums and weights, never a mean: the training loop alone divides (over ranks and micro-batches).
+
+    sums, weights: one scalar tensor per loss part; a part's loss is sum/weight. Per-position statistics, for
+    step k = 1..K (index k−1) of a draft start at anchor a (the pending token is t_a; 0 ≤ a < T):
+    valid [B, T, K] bool, that step is supervised; hits [B, T, K] bool, the draft's argmax is t_{a+k};
+    match [B, T, K] bool, it is the teacher's argmax; overlap [B, T, K] float32, Σ_v min(p, q);
+    q_text, p_text [B, T, K] float32, the probabilities of t_{a+k} under draft and target.
+    """
+
+    sums: dict[str, Tensor] | None = None
+    weights: dict[str, Tensor] | None = None
+    valid: Tensor | None = None
+    hits: Tensor | None = None
+    match: Tensor | None = None
+    overlap: Tensor | None = None
+    q_text: Tensor | None = None
+    p_text: Tensor | None = None
+
+
+class TrainableDraft(PreTrainedModel):
+    """A draft with parameters: a `PreTrainedModel` that is also a `Drafter`.
+
+    Training goes through `forward` only: DDP, FSDP and DeepSpeed act nowhere else.
+    """
+
+    needs_features = True
+    default_loss: ClassVar[dict[str, float]] = {}  # weight of each part of `DraftLoss.sums`
+
+    @property
+    def capture_layers(self) -> list[int]:
+        """Target layers whose outputs are the features, 0-based, ascending."""
+        return list(self.config.capture_layers)
+
+    @abstractmethod
+    def forward(self, batch: DraftBatch) -> DraftLoss:
+        """Loss sums, weights and per-position statistics of one batch of packed rows."""
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Drafts initialise themselves in `__init__`; loading must not overwrite that."""
