@@ -66,6 +66,7 @@ class Batch:
         self.rows: list[Row] = []
         self.state: State | None = None
         self.draft_state: Any = None
+        self.drafted: list[int] = []  # tokens proposed this round, a row, before any cut
 
     @torch.inference_mode()
     def admit(self, request: Request, limit: int) -> Row:
@@ -129,11 +130,11 @@ class Batch:
         kept = [(row, row.commit(tokens)) for row, tokens in zip(self.rows, committed, strict=True)]
         ended = time.perf_counter()
         for index, (row, tokens_kept) in enumerate(kept):
-            length, whole = proposal.length[index], len(committed[index])
+            whole = len(committed[index])
             row.rounds.append(
                 Round(
-                    drafted=length,
-                    verified=length,
+                    drafted=self.drafted[index],
+                    verified=proposal.length[index],
                     accepted=accepted[index],
                     committed=len(tokens_kept),
                     cut=len(tokens_kept) < whole,
@@ -150,9 +151,15 @@ class Batch:
         count = min(self.k, max(row.remaining for row in self.rows) - 1)
         if self.draft is None or count < 1:
             empty = torch.empty(len(self.rows), 0, dtype=torch.long, device=self.target.device)
-            return Proposal(empty, [0] * len(self.rows))
+            self.drafted = [0] * len(self.rows)
+            return Proposal(empty, self.drafted)
         control = RoundControl([row.request for row in self.rows], [len(row.tokens) for row in self.rows], count)
-        return self.draft.propose(self.draft_state, control)
+        proposal = self.draft.propose(self.draft_state, control)
+        # Row by row, so that a request's rounds do not depend on what its batch mates have left.
+        limits = [max(0, row.remaining - 1) for row in self.rows]
+        self.drafted = proposal.length
+        proposal.length = [min(pair) for pair in zip(proposal.length, limits, strict=True)]
+        return proposal
 
     def _judge(self, proposal: Proposal, logits: Tensor) -> tuple[list[int], list[int]]:
         """Accepted lengths and the target's own next tokens, a Python int a row (the round's one transfer)."""
