@@ -91,7 +91,7 @@ def _explain_one(one: BaseException, chain: list[BaseException], keys: dict[str,
             "or put a list in brackets: key=[a,b]."
         )
     if text.startswith("Error merging override ~"):
-        return f"`{text.rsplit(maxsplit=1)[-1]}` would remove a setting; every setting must stay. Give it a value instead."
+        return f"`{text.rsplit(' ', 1)[-1]}` would remove a setting; give it another value instead."
     unknown = UNKNOWN_REFERENCE.search(text)
     if unknown:
         hint = _did_you_mean(unknown.group(1), keys)
@@ -106,10 +106,8 @@ def unknown_key(key: str, where: str, keys: dict[str, Any]) -> str:
     section = key.rpartition(".")[0]
     hint = _did_you_mean(key, keys)
     if not hint:
-        inside = [name for name in keys if name.rpartition(".")[0] == section] if section in keys else []
-        hint = (
-            f" The settings of `{section}` are {', '.join(inside)}." if inside else " --help lists them all."
-        )
+        inside = [name for name in keys if section and name.rpartition(".")[0] == section]
+        hint = f" Those of `{section}` are {', '.join(inside)}." if inside else " --help lists all settings."
     return f"`{key}`{where} is not a setting.{hint}"
 
 

@@ -1,4 +1,4 @@
-"""Every key of the configuration as a dotted name, with what it takes, for error messages and for `--help`."""
+"""Every key of the configuration as a dotted name, with what it takes, for error messages."""
 
 import difflib
 import types
@@ -31,7 +31,7 @@ def _walk(schema: type, prefix: str) -> dict[str, Any]:
 
 
 def nearest(key: str, names: list[str], count: int = 3) -> list[str]:
-    """The names most like `key`, best first: as a whole, then by the last part alone (`epochs` → `train.epochs`)."""
+    """The names most like `key`: first as a whole, then by the last part (`epochs` → `train.epochs`)."""
     alike = [name for name in names if name.count(".") == key.count(".")]
     whole = difflib.get_close_matches(key, alike, n=count, cutoff=0.7)
     leaves: dict[str, list[str]] = {}

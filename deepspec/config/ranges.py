@@ -58,9 +58,9 @@ BOUNDS: dict[str, Bound] = {
 
 
 def check(config: Config) -> None:
-    """Raise a `UserError` for the first number outside its bounds; null is always allowed where the type has it.
+    """Raise a `UserError` for the first number outside its bounds; lists are checked item by item.
 
-    A list is checked item by item.
+    Null passes: where the type has it, it is a choice of its own.
     """
     for key, (fits, words) in BOUNDS.items():
         section, name = key.split(".")

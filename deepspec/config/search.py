@@ -1,4 +1,4 @@
-"""Where Hydra finds `conf/` and `recipes/`: beside the package in a checkout, inside it in an installed wheel.
+"""Where Hydra finds `conf/` and `recipes/`: beside the package in a checkout, inside it in a wheel.
 
 A plain search path would make a folder `recipes/` a group of that name; the source below serves the files of
 such a folder as the group `recipe` instead, so that `+recipe=cluster/llama` is `recipes/cluster/llama.yaml`.
@@ -64,11 +64,12 @@ class RecipeSource(FileConfigSource):
         if config_path == "":
             return [] if results_filter is ObjectType.CONFIG else [GROUP]
         folder = Path(self.path, self._below(config_path) or "")
-        recipes = (
-            {path.stem for path in folder.glob("*.yaml")} if results_filter is not ObjectType.GROUP else set()
-        )
-        groups = {path.name for path in folder.iterdir() if path.is_dir()}
-        return sorted(recipes | (groups if results_filter is not ObjectType.CONFIG else set()))
+        found: set[str] = set()
+        if results_filter is not ObjectType.GROUP:
+            found |= {path.stem for path in folder.glob("*.yaml")}
+        if results_filter is not ObjectType.CONFIG:
+            found |= {path.name for path in folder.iterdir() if path.is_dir()}
+        return sorted(found)
 
     @staticmethod
     def _below(config_path: str) -> str | None:

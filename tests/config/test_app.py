@@ -173,10 +173,8 @@ def test_a_bad_recipe_is_named(here: Stage, tmp_path: Path, text: str, told: lis
 def test_own_recipes_nest_and_win_over_the_projects(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "recipes" / "cluster").mkdir(parents=True)
     (tmp_path / "recipes" / "quickstart.yaml").write_text("name: mine\n")
-    nested = (
-        "# @package _global_\ndefaults:\n  - /recipe/quickstart\n  - override /draft: other\nname: deep\n"
-    )
-    (tmp_path / "recipes" / "cluster" / "deep.yaml").write_text(nested)
+    nested = ("# @package _global_", "defaults: [/recipe/quickstart, override /draft: other]", "name: deep")
+    (tmp_path / "recipes" / "cluster" / "deep.yaml").write_text("\n".join(nested))
     assert seen(stage("+recipe=quickstart"))[0]["name"] == "mine"
     deep = seen(stage("+recipe=cluster/deep"))[0]
     assert (deep["name"], deep["draft"][0]) == ("deep", "OtherOptions")
