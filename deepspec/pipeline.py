@@ -3,7 +3,6 @@
 import gc
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from deepspec.config.app import entry
 from deepspec.config.schema import Config
@@ -20,13 +19,10 @@ def run(config: Config) -> None:
     ]
     start = time.perf_counter()
     for number, (name, stage) in enumerate(stages, 1):
-        print(f"\n[{number}/{len(stages)}] {name}", flush=True)
-        began = time.perf_counter()
+        print(f"\n[{number}/{len(stages)}] {name}, after {minutes(time.perf_counter() - start)}", flush=True)
         stage(config)
         gc.collect()  # a stage's target and draft leave memory before the next one loads its own
-        print(f"      {name} took {minutes(time.perf_counter() - began)}", flush=True)
-    print(f"\nDone in {minutes(time.perf_counter() - start)}.")
-    print(f"Report: {(Path(config.out) / 'evaluation' / 'report.html').resolve()}", flush=True)
+    print(f"total     {minutes(time.perf_counter() - start)}", flush=True)
 
 
 def minutes(seconds: float) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import HERE, ROOT, environment
+
+from tests.config.processes import HERE, ROOT, environment
 
 Started = subprocess.CompletedProcess[str]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-import fake_stage
 import pytest
 
 from deepspec.config.app import command, with_sentences
 from deepspec.errors import UserError
+from tests.config import fake_stage
 
 Stage = Callable[..., CompletedProcess[str]]
 

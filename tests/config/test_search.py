@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import HERE, ROOT, environment
 
 from deepspec.config.search import recipe_names
+from tests.config.processes import HERE, ROOT, environment
 
 
 @pytest.fixture(scope="module")
