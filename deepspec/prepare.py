@@ -17,7 +17,7 @@ SETTLED = "target.json"
 
 
 def run(config: Config) -> Path:
-    """Make `<out>/data` unless it is complete already; its path. `UserError` for anything a person can mend."""
+    """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend."""
     folder = Path(config.out) / "data"
     target = _load(config.target, folder)
     facts = TargetFacts(
@@ -27,7 +27,13 @@ def run(config: Config) -> Path:
         max_positions=target.max_positions,
         identity=target.identity(),
     )
-    build(folder, config.data, facts, getattr(config.draft, "vocab_size", None), answerer(target, config))
+    build(
+        folder,
+        config.data,
+        facts,
+        draft_vocab_size=getattr(config.draft, "vocab_size", None),
+        generate=answerer(target, config),
+    )
     return folder
 
 

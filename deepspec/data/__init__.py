@@ -1,4 +1,4 @@
-"""Sources and formats → conversations → regeneration → template and loss mask → draft vocabulary → packing."""
+"""Prompts → conversations → regeneration → template and loss mask → draft vocabulary → packing."""
 
 from deepspec.data.build import TargetFacts, build, work_folder
 from deepspec.data.dataset import load_draft_vocab, load_prompts, load_rows

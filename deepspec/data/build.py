@@ -1,4 +1,4 @@
-"""Prompts in, a data artifact out: every step of preparing data, in order, on whatever target is handed in."""
+"""Prompts in, a data artifact out: every step of preparing data, in order, for any target."""
 
 import dataclasses
 import platform
@@ -53,6 +53,7 @@ def build(
     folder: Path,
     settings: DataConfig,
     target: TargetFacts,
+    *,
     draft_vocab_size: int | None,
     generate: Generate,
     say: Callable[[str], None] = print,
@@ -87,7 +88,13 @@ def build(
 
     reader = Reader(template, settings.max_length, tally)
     work = work_folder(folder)
-    documents, prompts = _documents(settings, target, reader, conversations, generate, work)
+    recipe = {
+        "target": dict(target.identity),
+        "temperature": settings.temperature,
+        "max_new_tokens": settings.max_new_tokens,
+        "batch_size": settings.batch_size,
+    }
+    documents, prompts = _documents(settings, reader, conversations, Batches(generate, work, recipe))
     train = [(item.tokens, item.loss_mask) for item in documents if item.split == "train"]
     held = [(item.tokens, item.loss_mask) for item in documents if item.split == "held_out"]
     frequency = count_supervised(train, target.vocab_size)
@@ -178,12 +185,7 @@ def gather(settings: DataConfig, tally: Tally) -> tuple[list[Conversation], dict
 
 
 def _documents(
-    settings: DataConfig,
-    target: TargetFacts,
-    reader: Reader,
-    conversations: list[Conversation],
-    generate: Generate,
-    work: Path,
+    settings: DataConfig, reader: Reader, conversations: list[Conversation], batches: Batches
 ) -> tuple[list[Document], list[dict[str, Any]]]:
     """Split, answer, render: the documents of both sides and the held-out prompts."""
     tally = reader.tally
@@ -206,16 +208,10 @@ def _documents(
             documents += reader.given(conversation)
         else:
             tally.drop_conversation(conversation, "no given answer, and not regenerated")
-    recipe = {
-        "target": dict(target.identity),
-        "temperature": settings.temperature,
-        "max_new_tokens": settings.max_new_tokens,
-        "batch_size": settings.batch_size,
-    }
     answered = regenerate(
         [*held, *(item for item in train if item.id in anew)],
         reader.template,
-        Batches(generate, work, recipe),
+        batches,
         batch_size=settings.batch_size,
         longest_prompt=reader.longest_prompt,
         seed=settings.seed,

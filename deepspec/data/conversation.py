@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from deepspec.errors import UserError
@@ -15,7 +16,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class BadRow(Exception):
-    """This conversation cannot be used; the text says why, for a person. The caller decides: stop or count."""
+    """This conversation cannot be used; the text says why, for a person. The caller stops or counts it."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -86,7 +87,7 @@ def check_messages(messages: Sequence[Message]) -> None:
         raise BadRow("no user message")
     if messages[start]["role"] != "user":
         raise BadRow("the first message after the system prompt is not the user's")
-    for before, after in zip(messages, messages[1:], strict=False):
+    for before, after in pairwise(messages):
         if before["role"] == after["role"] == "assistant":
             raise BadRow("two assistant messages in a row")
     for message in messages:

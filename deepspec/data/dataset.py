@@ -1,5 +1,6 @@
-"""Documents on disk: unpacked (`conversations/`), packed for training (`train/`, `held_out/`), and as prompts."""
+"""Documents on disk: unpacked (`conversations/`), packed for training (`train/`, `held_out/`), as prompts."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ HELD_OUT_PROMPTS = "held_out_prompts.jsonl"
 class Document:
     """One training document: a conversation, or one turn of it where the template rewrites history.
 
-    origin: whose answers, "given" or "regenerated". truncated: its last answer was cut by the generation limit.
+    origin: whose answers, "given" or "regenerated". truncated: its last answer ran
+    into the generation limit.
     """
 
     conversation: Conversation
@@ -83,8 +85,6 @@ def _save(table: pa.Table, folder: Path) -> None:
 
 
 def _digest(table: pa.Table) -> str:
-    import hashlib
-
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -122,7 +122,7 @@ def load_draft_vocab(folder: Path) -> Tensor | None:
 
 
 def save_prompts(folder: Path, prompts: Sequence[dict[str, Any]]) -> None:
-    """`folder/held_out_prompts.jsonl`: id, category, messages and the templated prompt's tokens, one a line."""
+    """`held_out_prompts.jsonl`: id, category, messages and the templated prompt's tokens, one a line."""
     write_jsonl(folder / HELD_OUT_PROMPTS, prompts)
 
 

@@ -41,7 +41,7 @@ def read_prompts(path: Path, tally: Tally) -> list[Conversation]:
         raise UserError(f"{path} is empty: one prompt a line is expected.")
     parse = _parse_json if path.suffix.lower() in JSON_SUFFIXES else _parse_text
     found: list[Conversation] = []
-    ids: dict[str, int] = {}
+    ids: dict[str, Conversation] = {}
     for number, raw in enumerate(content.split(b"\n"), start=1):
         if not raw.strip():
             if number <= content.count(b"\n"):
@@ -49,9 +49,9 @@ def read_prompts(path: Path, tally: Tally) -> list[Conversation]:
             continue
         try:
             conversation = parse(_decode(raw), path.name, number)
-            first = ids.setdefault(conversation.id, number)
-            if first != number and conversation.key != conversation.id:
-                raise BadRow("repeated id", f"{conversation.id!r} is also the id of line {first}")
+            first = ids.setdefault(conversation.id, conversation)
+            if first.key != conversation.key:
+                raise BadRow("repeated id", f"{conversation.id!r} is also the id of line {first.line}")
         except BadRow as error:
             tally.bad(error, str(path), number)
         else:

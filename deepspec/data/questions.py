@@ -7,7 +7,7 @@ from deepspec.data.conversation import Conversation, content_key, hash_order
 
 
 def question_prompts(seed: int) -> tuple[list[Conversation], str]:
-    """All questions in a seeded order, none with a given answer, and the sha256 of the file. group = itself."""
+    """All questions, without answers, in a seeded order, and the sha256 of their file. group = itself."""
     content = (files("deepspec.data") / "questions.txt").read_bytes()
     found = []
     for line in content.decode("utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""Which prompts to take, which to hold out, which the target answers anew. All by seeded hashes: no stream."""
+"""Which prompts to take, which to hold out, which the target answers anew. Seeded hashes, no stream."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence

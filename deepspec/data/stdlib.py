@@ -15,6 +15,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from deepspec.data.conversation import Conversation, hash_order
@@ -74,27 +75,35 @@ def stdlib_prompts(seed: int) -> tuple[list[Conversation], str]:
     installed without its sources.
     """
     folder = Path(sysconfig.get_path("stdlib"))
-    digest = hashlib.sha256()
+    functions, digest = _library(folder)
     tasks: list[tuple[int, int, Conversation]] = []
+    for function in functions:
+        own = sorted(_tasks(function, seed), key=lambda task: hash_order(seed, f"task {task.id}"))
+        tasks += [(rank, hash_order(seed, task.id), task) for rank, task in enumerate(own)]
+    if not tasks:
+        raise UserError(
+            f"Python's library sources are not at {folder}: set data.builtin_prompts=0 and give "
+            "data.prompts, or use a Python that has them."
+        )
+    tasks.sort(key=lambda item: item[:2])
+    return [task for _, _, task in tasks], digest
+
+
+@cache
+def _library(folder: Path) -> tuple[list[Function], str]:
+    """Every function of the library that suits a task, and a sha256 over the sources."""
+    digest = hashlib.sha256()
+    functions: list[Function] = []
     for path in _modules(folder):
         relative = path.relative_to(folder)
         try:
             with tokenize.open(path) as file:
                 source = file.read()
-            functions = list(_functions(source, _module_name(relative)))
+            functions += _functions(source, _module_name(relative))
         except (OSError, SyntaxError, UnicodeDecodeError):
             continue
         digest.update(f"{relative.as_posix()}\n{source}".encode())
-        for function in functions:
-            own = sorted(_tasks(function, seed), key=lambda task: hash_order(seed, f"task {task.id}"))
-            tasks += [(rank, hash_order(seed, task.id), task) for rank, task in enumerate(own)]
-    if not tasks:
-        raise UserError(
-            f"Python's library sources are not at {folder}: set data.builtin_prompts=0 and give data.prompts, "
-            "or use a Python that has them."
-        )
-    tasks.sort(key=lambda item: item[:2])
-    return [task for _, _, task in tasks], digest.hexdigest()
+    return functions, digest.hexdigest()
 
 
 def _modules(folder: Path) -> list[Path]:

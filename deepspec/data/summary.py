@@ -35,7 +35,7 @@ def summary(manifest: Mapping[str, Any], folder: Path) -> str:
     numbers, vocab = manifest["counts"], manifest["draft_vocab"]
     lines = [f"Prepared {folder} (fingerprint {manifest['fingerprint']})"]
     header = ("", "documents", "rows", "tokens", "supervised", "padding")
-    table = [header]
+    table: list[tuple[str, ...]] = [header]
     for split in ("train", "held_out"):
         part = numbers[split]
         cells = [f"{part[key]:,}" for key in ("documents", "rows", "tokens", "supervised_tokens")]

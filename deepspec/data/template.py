@@ -1,7 +1,7 @@
-"""A target's chat template: prompts as decoding sees them, and which tokens of a conversation are the assistant's.
+"""A target's chat template: prompts as decoding sees them, and which tokens are the assistant's.
 
-Nothing here knows a family. The answer to `messages` is, by definition, what the template puts after its own
-generation prompt: two renderings, one of the prompt and one with the answer, differ by exactly that. Where the
+Nothing here knows a family. An answer is, by definition, what the template puts after its own generation
+prompt: two renderings, one of the prompt and one with the answer, differ by exactly that. Where the
 turn ends is read from a third rendering whose answer is a marker: what follows the marker is the template's.
 Rows are put together from *tokens*, prompt as decoding tokenises it and then the answer, so the text a draft
 is trained on is the text it will meet.
@@ -50,7 +50,7 @@ class Turn:
 
 @dataclass
 class Row:
-    """One document: `tokens`, and `loss_mask` of the same length, 1 where the assistant generated the token."""
+    """One document: `tokens`, and `loss_mask` of the same length, 1 where the assistant wrote the token."""
 
     tokens: list[int]
     loss_mask: list[int]
@@ -186,7 +186,7 @@ def given_turns(template: ChatTemplate, messages: Sequence[Message]) -> list[Tur
 
 
 def join_turns(turns: Sequence[Turn], eos: Sequence[int]) -> list[Row]:
-    """One row for turns whose prompts continue each other token for token, else a new row with its own context.
+    """One row for turns whose prompts continue each other token for token, else a new row.
 
     Templates that rewrite history (drop earlier thinking, mark the last turn otherwise) give several rows, in
     which the earlier turns are context only: each is exactly what decoding that turn would read.

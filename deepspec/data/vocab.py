@@ -12,7 +12,7 @@ from deepspec.errors import UserError
 
 @dataclass(frozen=True)
 class DraftVocab:
-    """target_ids: int64 [Vd] ascending, the target id of each draft id; None = the target's whole vocabulary."""
+    """target_ids: int64 [Vd] ascending, the target id of each draft id; None = the whole vocabulary."""
 
     target_ids: Tensor | None
     size: int
@@ -39,7 +39,7 @@ def count_supervised(rows: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_
 def choose_draft_vocab(
     counts: Tensor, size: int | None, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]
 ) -> DraftVocab:
-    """The `size` most frequent supervised tokens (ties: lower id), special tokens and byte alphabet always in.
+    """The `size` most frequent supervised tokens (ties: lower id), special and byte tokens always in.
 
     counts: int64 [V]. Places left when every supervised token is in go to the lowest unused ids. size None or
     ≥ V: the whole vocabulary. `UserError` if `size` cannot hold what must be kept.
@@ -61,7 +61,7 @@ def choose_draft_vocab(
 
 
 def kept_always(tokenizer: PreTrainedTokenizerBase, eos: Sequence[int], vocab_size: int) -> set[int]:
-    """Special tokens, end tokens, and the pieces that can spell any text: bytes or their printable stand-ins."""
+    """Special tokens, end tokens, and the pieces that spell any text: bytes or their stand-ins."""
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *eos, *(i for i, token in added.items() if token.special)}
     vocab = tokenizer.get_vocab()
@@ -73,7 +73,7 @@ def kept_always(tokenizer: PreTrainedTokenizerBase, eos: Sequence[int], vocab_si
 
 
 def byte_level_alphabet() -> list[str]:
-    """GPT-2's printable stand-in for each of the 256 bytes: itself where visible, else the next code from 256."""
+    """GPT-2's printable stand-in for each of the 256 bytes: itself if visible, else the next from 256."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     alphabet, extra = [], 256
     for value in range(256):
