@@ -1,4 +1,4 @@
-"""Artifact folders: written whole or not at all, each with a `manifest.json` that says what it was made of."""
+"""Artifact folders: written whole or not at all, each with a `manifest.json` of what it was made of."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Give `new` the name `folder`, moving an older one out of the way first (a folder cannot replace one)."""
+    """Give `new` the name `folder`, moving an older one out of the way first (folders cannot be replaced)."""
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     if folder.exists():
         os.replace(folder, old)

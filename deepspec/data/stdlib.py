@@ -146,7 +146,7 @@ def _function(node: ast.FunctionDef, lines: list[str], module: str, public: bool
     code = textwrap.dedent("".join(own)).rstrip()
     if not CODE_LINES[0] <= len(own) <= CODE_LINES[1] or len(code) > CODE_CHARACTERS:
         return None
-    doc = ast.get_docstring(node) or ""
+    doc = (ast.get_docstring(node) or "").strip()
     opening = node.body[0]
     body_from = opening.lineno
     bare = code

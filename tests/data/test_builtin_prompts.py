@@ -49,7 +49,7 @@ def test_known_functions_have_their_own_docstring_and_source_as_answers() -> Non
     assert fenced(answer(mine["code_completion"])) == code
     assert code.startswith(fenced(mine["code_completion"].messages[0]["content"]))
     explained = mine["explain"]
-    assert answer(explained) == inspect.getdoc(textwrap.indent)
+    assert answer(explained) == (inspect.getdoc(textwrap.indent) or "").strip()
     shown = ast.parse(fenced(explained.messages[0]["content"]))
     whole = ast.parse(code)
     whole.body[0].body = whole.body[0].body[1:]  # type: ignore[attr-defined]
