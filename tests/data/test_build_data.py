@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import load_from_disk
-from toy_target import END, ToyAnswers, toy_facts
+from tests.data.toy_target import END, ToyAnswers, toy_facts
 
 from deepspec.config.schema import Answers, DataConfig, OnError
 from deepspec.data import build, load_draft_vocab, load_prompts, load_rows
@@ -201,12 +201,11 @@ def tree(folder: Path) -> dict[str, bytes]:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 def test_a_killed_run_goes_on_where_it_stopped_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
     prompts = prompts_file(tmp_path)
-    script = Path(__file__).with_name("toy_target.py")
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
 
     def run(folder: str, kill_at: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(script), str(tmp_path / folder), str(prompts), kill_at]
+        command = [sys.executable, "-m", "tests.data.toy_target", str(tmp_path / folder), str(prompts), kill_at]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     toy = ToyAnswers(toy_facts())

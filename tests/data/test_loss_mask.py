@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_tokenizers import (
+from tests.data.toy_tokenizers import (
     CHATML,
     DATED,
     FORCED_THINKING,

@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from toy_tokenizers import chatml
+from tests.data.toy_tokenizers import chatml
 
 from deepspec.config.schema import Answers, DataConfig
 from deepspec.data import TargetFacts, build
