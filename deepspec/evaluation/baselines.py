@@ -84,6 +84,7 @@ def time_baselines(
     ways: dict[tuple[str, str], Decode],
     prompts: Sequence[Prompt],
     plan: Plan,
+    *,
     resamples: int,
     failed: dict[tuple[str, str], str] | None = None,
     hooks: Hooks | None = None,

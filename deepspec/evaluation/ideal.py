@@ -52,7 +52,7 @@ def measure_steps(
 
 
 def ideal_seconds(rounds: Sequence[Round], steps: StepTimes) -> tuple[float, float]:
-    """What these rounds' tokens cost plainly, Σ tokens·T(1), and at best, Σ_rounds (T_draft + T_verify(K_r+1)).
+    """What these rounds' tokens cost plainly, Σ tokens·T(1), and at best, Σ (T_draft + T_verify(K_r+1)).
 
     K_r is the number of tokens that round verified; a round that drafted nothing pays no draft.
     """

@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from deepspec.decoding.request import Request, Result, Sampling
+from deepspec.decoding.request import Request, Result, Round, Sampling
 from deepspec.evaluation.prompts import Prompt
 from deepspec.evaluation.result import Decoding, PromptRecord
 from deepspec.evaluation.ties import LogitsTwoWays, prove_tie
@@ -24,7 +24,7 @@ class Plan:
 
     max_new_tokens: int
     eos: tuple[int, ...]
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     repeats: int = 1
     warmup: int = 1
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass
 class Hooks:
-    """What goes on around a decoding: `progress` after each, counted or not; `meter` around the counted ones."""
+    """What goes on around a decoding: `progress` after each, `meter` around those that count."""
 
     progress: Callable[[], None] = field(default=lambda: None)
     meter: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
@@ -119,21 +119,27 @@ def _compare(record: PromptRecord, prompt: Prompt, logits_two_ways: LogitsTwoWay
 
 
 def _decoding(result: Result, detokenise: Detokenise, keep_rounds: bool) -> Decoding:
-    for r in result.rounds:
-        r.draft_seconds, r.verify_seconds, r.rest_seconds = (
-            round(s, DIGITS) for s in (r.draft_seconds, r.verify_seconds, r.rest_seconds)
-        )
-    parts = {
-        f"{part}_seconds": round(sum(getattr(r, f"{part}_seconds") for r in result.rounds), DIGITS)
-        for part in ("draft", "verify", "rest")
-    }
-    told = bool(result.rounds) or len(result.tokens) <= 1
+    """`rest` is whatever the rounds' draft and verify seconds leave of the decode seconds, so the parts add up."""
+    rounds = [_rounded(r) for r in result.rounds]
+    told = bool(rounds) or len(result.tokens) <= 1
+    draft, verify = sum(r.draft_seconds for r in rounds), sum(r.verify_seconds for r in rounds)
     return Decoding(
         tokens=list(result.tokens),
         text=detokenise(result.tokens),
         finish=result.finish,
         prefill_seconds=round(result.prefill_seconds, DIGITS),
         decode_seconds=round(result.decode_seconds, DIGITS),
-        rounds=list(result.rounds) if keep_rounds else [],
-        **(parts if told else {}),
+        draft_seconds=round(draft, DIGITS) if told else None,
+        verify_seconds=round(verify, DIGITS) if told else None,
+        rest_seconds=round(max(result.decode_seconds - draft - verify, 0.0), DIGITS) if told else None,
+        rounds=rounds if keep_rounds else [],
+    )
+
+
+def _rounded(r: Round) -> Round:
+    return replace(
+        r,
+        draft_seconds=round(r.draft_seconds, DIGITS),
+        verify_seconds=round(r.verify_seconds, DIGITS),
+        rest_seconds=round(r.rest_seconds, DIGITS),
     )

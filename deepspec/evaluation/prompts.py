@@ -32,9 +32,8 @@ def read_held_out(path: Path, made_by: str) -> list[Prompt]:
             tokens = tuple(int(token) for token in row["tokens"])
             prompts.append(Prompt(str(row["id"]), str(row["category"]), question(row["messages"]), tokens))
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path}, line {number} is damaged ({type(error).__name__}: {error}). Make the data again: {made_by}"
-            ) from error
+            what = f"{path}, line {number} is damaged ({type(error).__name__}: {error})"
+            raise UserError(f"{what}. Make the data again: {made_by}") from error
     if not prompts:
         raise UserError(
             f"{path} has no prompts: set data.held_out_prompts above 0 and make the data again: {made_by}"

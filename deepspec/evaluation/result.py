@@ -52,9 +52,9 @@ class Decoding:
 class Tie:
     """The first difference of two greedy outputs, and whether rounding explains it.
 
-    Both tokens' logits were recomputed in two shapes of the same forward. `margin` is how far the lower of
-    the two tokens lies below the top in either vector (top-1 − top-2 where they are the top two); `max_delta` is
-    the largest difference between the two vectors. Proven iff margin ≤ 2·max_delta.
+    The logits were recomputed by forwards of both shapes. `margin` is how far the lower of the two tokens
+    lies below the top in either vector (top-1 − top-2 where they are the top two); `max_delta` is the largest
+    difference between the two vectors. Proven iff margin ≤ 2·max_delta.
     """
 
     position: int  # in the answer, 0-based
@@ -151,6 +151,7 @@ class Conditions:
     attention: str
     k: int  # drafted tokens a round in the main run
     rule: str
+    batch_size: int
     temperature: float
     max_new_tokens: int
     prompt_source: str  # "held-out prompts of the data" or the file's name

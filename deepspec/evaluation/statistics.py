@@ -24,7 +24,7 @@ def null(reason: str) -> Metric:
 
 
 class Bootstrap:
-    """The resamples of one group of n prompts: `picks` [R, n], and how often each prompt is in each, [R, n]."""
+    """The R resamples of a group of n prompts: `picks` [R, n], and `counts` [R, n] of each prompt in each."""
 
     def __init__(self, prompts: int, resamples: int, seed: int = 0) -> None:
         self.prompts = prompts

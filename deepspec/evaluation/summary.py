@@ -100,7 +100,7 @@ def _totals(records: Sequence[PromptRecord], of: Decodings, prefill: bool) -> tu
 
 
 def _speedup(boot: Bootstrap, records: Sequence[PromptRecord], against: Decodings, prefill: bool) -> Metric:
-    """(plain seconds / plain tokens) / (speculative seconds / speculative tokens), totals over the prompts."""
+    """(plain seconds / plain tokens) / (speculative seconds / speculative tokens), totals over prompts."""
     columns = *_totals(records, against, prefill), *_totals(records, _speculative, prefill)
     return boot.ratio(lambda s, t, u, v: (s / t) / (u / v), *columns, reason=NO_TOKENS)
 

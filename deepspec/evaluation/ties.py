@@ -6,7 +6,7 @@ from torch import Tensor
 
 from deepspec.evaluation.result import Tie
 
-LogitsTwoWays = Callable[[list[int]], tuple[Tensor, Tensor]]
+LogitsTwoWays = Callable[[Sequence[int], Sequence[int]], tuple[Tensor, Tensor]]
 
 
 def prove_tie(
@@ -14,10 +14,10 @@ def prove_tie(
 ) -> Tie | None:
     """Examine the first difference of two greedy answers to one prompt; None where there is none.
 
-    logits_two_ways: a text → the next token's logits [V] after it, from two forwards of different shape (token
-    by token, and a block through the state), the shapes plain and speculative decoding use. The difference is a
-    proven tie iff neither token lies further below the top, in either vector, than twice the largest
-    difference of the two vectors. For the two top tokens that is top-1 − top-2 ≤ 2·max|Δlogit|; a token that
+    logits_two_ways: a prompt and the beginning of an answer → the next token's logits [V], twice: by forwards
+    of the shapes of plain and of speculative decoding. The difference is a proven tie iff neither token lies
+    further below the top, in either vector, than twice the largest difference of the two vectors. For the
+    two top tokens that is top-1 − top-2 ≤ 2·max|Δlogit|; a token that
     is nowhere near the top is never excused.
     """
     shared = min(len(plain), len(speculative))
@@ -29,7 +29,7 @@ def prove_tie(
         other = speculative[position] if len(speculative) > shared else None
         return Tie(position, one, other, None, None, False, "one answer ends where the other goes on")
     one, other = plain[position], speculative[position]
-    first, second = (v.double() for v in logits_two_ways([*prompt, *plain[:position]]))
+    first, second = (v.double() for v in logits_two_ways(prompt, plain[:position]))
     max_delta = float((first - second).abs().max())
     margin = max(float(v.max() - v[[one, other]].min()) for v in (first, second))
     proven = margin <= 2 * max_delta

@@ -1,0 +1,32 @@
+"""Does a draft fit the target it is about to draft for?"""
+
+from typing import Any
+
+from deepspec.errors import UserError
+
+MUST_AGREE = ("tokenizer", "hidden_size", "num_layers", "vocab_size")
+
+
+def check_fit(
+    made_for: dict[str, Any], target: dict[str, Any], allow_other_target: bool, what: str
+) -> list[str]:
+    """Compare the target's identity with the one an artifact was made for; returns warnings to record.
+
+    Another tokenizer or shape is an error. Other weights of the same shape are one too, unless they were asked
+    for: "does my draft still fit my fine-tuned model" is a fair question, and a recorded one.
+    """
+    for key in MUST_AGREE:
+        if key in made_for and made_for[key] != target[key]:
+            raise UserError(
+                f"{what} was made for a target with {key} {made_for[key]!r}, {target['name']} has {target[key]!r}: "
+                "they cannot work together. Choose the target it was made for, or make it again."
+            )
+    if made_for.get("weights", target["weights"]) == target["weights"]:
+        return []
+    difference = (
+        f"{what} was made for other weights ({made_for.get('name')}, {made_for['weights']}) "
+        f"than {target['name']}'s ({target['weights']})"
+    )
+    if not allow_other_target:
+        raise UserError(f"{difference}. To measure it all the same: target.allow_other_target=true.")
+    return [f"{difference}; measured all the same (target.allow_other_target=true)."]
