@@ -54,9 +54,7 @@ def new_artifact(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
         write_json(partial / MANIFEST, {**manifest, "versions": versions()})
         replace_folder(partial, folder)
     except OSError as error:
-        raise UserError(
-            f"Could not write {folder}: {error.strerror or error}. What was there is untouched."
-        ) from error
+        raise UserError(f"Could not write {folder}: {error.strerror or error}. What was there is untouched.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -85,13 +83,9 @@ def read_manifest(folder: Path, made_by: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}). Remove the folder and make it again: {made_by}"
-        ) from error
+        raise UserError(f"{path} is damaged ({error}). Remove the folder and make it again: {made_by}") from error
     if not isinstance(content, dict):
-        raise UserError(
-            f"{path} is damaged (not a JSON object). Remove the folder and make it again: {made_by}"
-        )
+        raise UserError(f"{path} is damaged (not a JSON object). Remove the folder and make it again: {made_by}")
     return content
 
 

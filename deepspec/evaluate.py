@@ -1,4 +1,4 @@
-"""`python -m deepspec.evaluate +recipe=X`: how much faster is decoding with the trained draft, for certain?"""
+"""`python -m deepspec.evaluate +recipe=X`: how much faster is decoding with the draft, for certain?"""
 
 import json
 from dataclasses import asdict, replace
@@ -63,8 +63,8 @@ def run(config: Config) -> Path:
     unproven = result.summary.equality.unproven
     if unproven:
         raise UserError(
-            f"{unproven} of {result.summary.equality.compared} greedy outputs differ from plain decoding and rounding "
-            f"does not explain it: this decoder is not lossless here. The differences are in {report}."
+            f"{unproven} of {result.summary.equality.compared} greedy outputs differ from plain decoding and "
+            f"rounding does not explain it: decoding is not lossless here. The differences are in {report}."
         )
     return report
 

@@ -38,9 +38,9 @@ def verify_steps(target: Target, text: Sequence[int], longest: int) -> Callable[
 def draft_steps(
     target: Target, draft: Drafter, text: Sequence[int], request: Request, committed: int
 ) -> Callable[[int], Step]:
-    """j → a step in which the draft proposes j tokens after `text` and takes in a round of `committed` tokens.
+    """j → a step in which the draft proposes j tokens after `text` and takes in `committed` ones.
 
-    The draft's state grows by `committed` tokens a step, as in decoding.
+    Its state grows by them at every step, as in decoding.
     """
     tokens = torch.tensor([text], device=target.device)
     context = tokens.shape[1] - 1

@@ -12,14 +12,14 @@ def check_fit(
 ) -> list[str]:
     """Compare the target's identity with the one an artifact was made for; returns warnings to record.
 
-    Another tokenizer or shape is an error. Other weights of the same shape are one too, unless they were asked
-    for: "does my draft still fit my fine-tuned model" is a fair question, and a recorded one.
+    Another tokenizer or shape is an error. So are other weights of the same shape, unless asked for: "does my draft still fit my fine-tuned model"
+    is a fair question, and a recorded one.
     """
     for key in MUST_AGREE:
         if key in made_for and made_for[key] != target[key]:
             raise UserError(
-                f"{what} was made for a target with {key} {made_for[key]!r}, {target['name']} has {target[key]!r}: "
-                "they cannot work together. Choose the target it was made for, or make it again."
+                f"{what} was made for a target with {key} {made_for[key]!r}, {target['name']} has "
+                f"{target[key]!r}: they cannot work together. Choose its own target, or make it again."
             )
     if made_for.get("weights", target["weights"]) == target["weights"]:
         return []

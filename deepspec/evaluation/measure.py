@@ -119,7 +119,7 @@ def _compare(record: PromptRecord, prompt: Prompt, logits_two_ways: LogitsTwoWay
 
 
 def _decoding(result: Result, detokenise: Detokenise, keep_rounds: bool) -> Decoding:
-    """`rest` is whatever the rounds' draft and verify seconds leave of the decode seconds, so the parts add up."""
+    """`rest` is what the rounds' draft and verify seconds leave of the decode seconds: the parts add up."""
     rounds = [_rounded(r) for r in result.rounds]
     told = bool(rounds) or len(result.tokens) <= 1
     draft, verify = sum(r.draft_seconds for r in rounds), sum(r.verify_seconds for r in rounds)

@@ -93,8 +93,8 @@ def check_settings(config: Config) -> None:
             raise UserError(f"evaluate.{key} is {getattr(evaluate_, key)}: give {minimum} or more.")
     if decode.max_new_tokens < 2:
         raise UserError(
-            f"decode.max_new_tokens is {decode.max_new_tokens}: the first token comes from the prefill and belongs "
-            "to no round, so there is nothing to measure. Give 2 or more."
+            f"decode.max_new_tokens is {decode.max_new_tokens}: the first token comes from the prefill and "
+            "belongs to no round, so there is nothing to measure. Give 2 or more."
         )
 
 
@@ -168,7 +168,7 @@ class _Evaluation:
         return _decode(Engine(self.target, self.draft, k=k, rule=self.config.decode.rule.value))
 
     def _sweep(self) -> list[SweepPoint]:
-        """Try every K on a few prompts, interleaved with each other and with plain decoding; keep the fastest."""
+        """Try every K on a few prompts, all interleaved with plain decoding; keep the fastest."""
         if not self.ks:
             return []
         arms = {PLAIN: _decode(Engine(self.target)), **{str(k): self._speculative(k) for k in self.ks}}
@@ -194,7 +194,8 @@ class _Evaluation:
         """Find the fastest plain decoding; when it is not ours, it joins the main run as a third way."""
         if not self.config.evaluate.baselines:
             return [Baseline(OURS, self.dtype, null("evaluate.baselines=false"), chosen=True)]
-        targets, failed = {self.dtype: self.target}, {}
+        targets = {self.dtype: self.target}
+        failed: dict[tuple[str, str], str] = {}
         for dtype in BASELINE_DTYPES:
             if dtype not in targets:
                 try:
