@@ -1,7 +1,9 @@
 """Does a draft fit the target it is about to draft for?"""
 
+from dataclasses import replace
 from typing import Any
 
+from deepspec.config.schema import Dtype, TargetConfig
 from deepspec.errors import UserError
 
 MUST_AGREE = ("tokenizer", "hidden_size", "num_layers", "vocab_size")
@@ -12,8 +14,8 @@ def check_fit(
 ) -> list[str]:
     """Compare the target's identity with the one an artifact was made for; returns warnings to record.
 
-    Another tokenizer or shape is an error. So are other weights of the same shape, unless asked for: "does my draft still fit my fine-tuned model"
-    is a fair question, and a recorded one.
+    Another tokenizer or shape is an error. So are other weights of the same shape, unless asked for: whether
+    a draft still fits a fine-tuned model is a fair question, and a recorded one.
     """
     for key in MUST_AGREE:
         if key in made_for and made_for[key] != target[key]:
@@ -30,3 +32,10 @@ def check_fit(
     if not allow_other_target:
         raise UserError(f"{difference}. To measure it all the same: target.allow_other_target=true.")
     return [f"{difference}; measured all the same (target.allow_other_target=true)."]
+
+
+def same_dtype(config: TargetConfig, made_for: dict[str, Any]) -> TargetConfig:
+    """With dtype=auto, the format the draft was made in: measuring again may fall the other way."""
+    if config.dtype is Dtype.auto and made_for.get("name") == config.name and "dtype" in made_for:
+        return replace(config, dtype=Dtype(made_for["dtype"]))
+    return config

@@ -231,6 +231,7 @@ class Summary:
     committed_histogram: list[int]  # rounds that committed 1, 2, … K+1 tokens
     plain: Speed
     speculative: Speed
+    fastest: Speed  # the fastest plain decoding; `plain` again where that is it
     equality: Equality
 
 
@@ -242,6 +243,7 @@ class EvaluationResult:
     name: str  # of the experiment
     command: str  # the exact command
     created: str  # UTC, ISO 8601
+    fingerprint: str  # of draft, prompts and settings
     settings: dict[str, Any]  # the resolved configuration
     target: dict[str, Any]  # the target's identity: name, weights, tokenizer, sizes
     draft: dict[str, Any]  # algorithm, parameters, manifest

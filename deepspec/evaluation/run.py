@@ -61,6 +61,7 @@ class Papers:
     """What the result file says about where everything comes from."""
 
     command: str
+    fingerprint: str
     settings: dict[str, Any]
     draft: dict[str, Any]
     training: list[dict[str, Any]]
@@ -134,6 +135,7 @@ class _Evaluation:
             name=self.config.name,
             command=self.papers.command,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            fingerprint=self.papers.fingerprint,
             settings=self.papers.settings,
             target=dict(self.target.identity),
             draft=self.papers.draft,

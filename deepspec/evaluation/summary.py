@@ -72,6 +72,7 @@ def summarise(
         committed_histogram=_histogram(rounds),
         plain=_speed(boot, records, _plain, price_per_hour),
         speculative=_speed(boot, records, _speculative, price_per_hour),
+        fastest=_speed(boot, records, _fastest, price_per_hour),
         equality=_equality(records),
     )
 

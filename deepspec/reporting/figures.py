@@ -14,7 +14,7 @@ from deepspec.evaluation.result import (
     Summary,
     SweepPoint,
 )
-from deepspec.reporting.plots import Axis, Plot, padded, percent, times
+from deepspec.reporting.plots import Axis, Plot, padded, percent, plain_number, times
 from deepspec.reporting.words import interval
 
 
@@ -70,7 +70,7 @@ def tokens_per_round(summary: Summary) -> Figure | None:
         Axis(0, top, format=percent),
     )
     for number, count, share in zip(numbers, counts, shares, strict=True):
-        plot.bar(number - 0.36, number + 0.36, 0, share, "spec", f"{number} tokens: {count:,} rounds")
+        plot.bar((number - 0.36, number + 0.36), (0, share), "spec", f"{number} tokens: {count:,} rounds")
         plot.text(number, share, f"{share:.0%}", "value middle", dy=-5)
     cut = f"{summary.cut_rounds:,} were cut by an end token or the limit and count with what was kept"
     note = f"{total:,} rounds; {cut}."
@@ -85,50 +85,50 @@ def by_category(
     unit: str,
 ) -> Figure | None:
     """A metric with its interval, a row for each category and one for all."""
-    rows = [(name, of(summary)) for name, summary in categories.items()] + [("all prompts", of(overall))]
-    shown = [(name, metric) for name, metric in rows if metric.value is not None]
-    if len(shown) < 2:
+    rows = [(name, of(summary), "spec") for name, summary in categories.items()]
+    rows.append(("all prompts", of(overall), "strong"))
+    shown = [(name, metric, metric.value, css) for name, metric, css in rows if metric.value is not None]
+    if len(categories) < 2 or len(shown) < 2:
         return None
-    values = [v for _, m in shown for v in (m.value, m.low, m.high) if v is not None]
-    low, high = padded([*values, 1.0])
+    values = [v for _, m, _, _ in shown for v in (m.value, m.low, m.high) if v is not None]
     plot = Plot(
-        Axis(low, high, format=times if unit else "{:g}".format),
+        Axis(*padded([*values, 1.0]), title, format=times if unit else plain_number),
         Axis(-0.6, len(shown) - 0.4, at=[]),
-        height=70 + 27 * len(shown),
+        height=76 + 27 * len(shown),
         left=170,
         vertical_grid=True,
     )
     plot.rule(x=1.0)
-    for index, (name, metric) in enumerate(shown):
-        y, css = len(shown) - 1 - index, "strong" if name == "all prompts" else "spec"
-        plot.label(y, name, "strong" if css == "strong" else "")
+    for y, (name, metric, value, css) in enumerate(reversed(shown)):
+        plot.label(y, name, css)
         if metric.low is not None and metric.high is not None:
             plot.span(y, metric.low, metric.high, css)
-        assert metric.value is not None
-        plot.dot(metric.value, y, css, f"{name}: {interval(metric, unit=unit)}, {metric.prompts} prompts")
-    return Figure(title, plot.svg(title), "Bars: 95% over prompts.")
+        plot.dot(value, y, css, f"{name}: {interval(metric, unit=unit)}, {metric.prompts} prompts")
+    return Figure(f"{title}, by category", plot.svg(f"{title} by category"), "Bars: 95% over prompts.")
 
 
 def time_split(result: EvaluationResult) -> Figure | None:
-    """Milliseconds a token: draft, verify, rest; plain decoding above, speculative below."""
-    rows = [("plain", result.summary.plain), ("speculative", result.summary.speculative)]
-    parts = {name: _split(speed) for name, speed in rows}
-    if any(part is None for part in parts.values()):
+    """Milliseconds a token by every decoder: draft, verify, rest where it tells, else the whole."""
+    summary = result.summary
+    rows = [("speculative", _split(summary.speculative)), ("plain, same loop", _split(summary.plain))]
+    if any(record.fastest for record in result.records):
+        rows.append(("fastest plain", _split(summary.fastest)))
+    if not all(parts for _, parts in rows):
         return None
-    longest = max(sum(part) for part in parts.values() if part)
+    longest = max(sum(milliseconds for _, milliseconds in parts) for _, parts in rows)
     plot = Plot(
         Axis(0, longest * 1.16, "milliseconds a token"),
-        Axis(-0.7, 1.7, at=[]),
-        height=168,
-        left=96,
+        Axis(-0.7, len(rows) - 0.3, at=[]),
+        height=84 + 48 * len(rows),
+        left=124,
         vertical_grid=True,
     )
-    for y, (name, _) in zip((1, 0), rows, strict=True):
+    for y, (name, parts) in enumerate(rows):
         plot.label(y, name)
         start = 0.0
-        for css, milliseconds in zip(("draft", "verify", "rest"), parts[name] or (), strict=True):
-            words = f"{name}, {css}: {milliseconds:.2f} ms a token"
-            plot.bar(start, start + milliseconds, y - 0.34, y + 0.34, css, words)
+        for css, milliseconds in parts:
+            title = f"{name}, {css}: {milliseconds:.2f} ms a token"
+            plot.bar((start, start + milliseconds), (y - 0.34, y + 0.34), css, title)
             start += milliseconds
         plot.text(start, y, f"{start:.1f}", "value", dx=6)
     return Figure(
@@ -148,7 +148,7 @@ def step_times(steps: StepTimes | None) -> Figure | None:
     top = max(ms for _, ms in verify + draft) * 1.1
     plot = Plot(
         Axis(0.7, len(verify) + 0.3, "tokens", at=[n for n, _ in verify]),
-        Axis(0, top, format="{:g} ms".format),
+        Axis(0, top, format=lambda ms: f"{ms:g} ms"),
     )
     for css, points in (("verify", verify), ("draft", draft)):
         plot.line(points, css)
@@ -197,7 +197,7 @@ def sweep(
     ks = [point.k for point, _ in rows]
     plot = Plot(
         Axis(min(ks) - 0.6, max(ks) + 0.6, "K, drafted tokens a round", at=ks),
-        Axis(low, high, format=times if unit else "{:g}".format),
+        Axis(low, high, format=times if unit else plain_number),
         height=236,
     )
     plot.rule(y=1.0)
@@ -207,7 +207,7 @@ def sweep(
     return Figure(title, plot.svg(title), "Filled: the K of the main run. Whiskers: 95% over prompts.")
 
 
-def every_prompt(records: Sequence[PromptRecord], fastest: bool) -> Figure | None:
+def every_prompt(records: Sequence[PromptRecord]) -> Figure | None:
     """One point a prompt: tokens a round against speedup."""
     points = [
         (tau, speed, record, index)
@@ -224,39 +224,69 @@ def every_prompt(records: Sequence[PromptRecord], fastest: bool) -> Figure | Non
     for tau, speed, record, index in points:
         title = f"{record.id} ({record.category}): τ {tau:.2f}, {speed:.2f}×"
         plot.dot(tau, speed, "spec faint", title, link=f"prompt-{index}")
-    note = (
-        "Speedup against the fastest plain decoding."
-        if fastest
-        else "Speedup against plain decoding, same loop."
-    )
-    return Figure(
-        "Every prompt",
-        plot.svg("Tokens a round and speedup of every prompt"),
-        f"{note} A point leads to its prompt.",
-    )
+    note = "Against the fastest plain decoding tried. A point leads to its prompt."
+    return Figure("Tokens a round and speedup", plot.svg("Tokens a round and speedup of every prompt"), note)
 
 
 def training(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """Loss, accuracy by draft step, and offline τ over the training's steps."""
-    figures = []
-    loss = [(row["step"], row["loss"]) for row in rows if _is_number(row.get("loss"))]
-    if len(loss) > 1:
-        plot = _over_steps(loss, zero=True)
-        plot.line(loss, "spec")
-        figures.append(Figure("Training loss", plot.svg("Training loss by step")))
-    accuracy = [(row["step"], row["accuracy"]) for row in rows if isinstance(row.get("accuracy"), list)]
+    """The training's history: loss, accuracy by draft step; offline τ and acceptance on held-out rows."""
+    found = [_loss(rows)]
+    accuracy = _lists(rows, "accuracy")
     if len(accuracy) > 1:
-        figures.append(_accuracy(accuracy))
-    tau = [(row["step"], row["tau"]) for row in rows if _is_number(row.get("tau"))]
+        note = "How often the draft's first choice is the target's; the number at a line is the draft step."
+        found.append(_by_step(accuracy, "Accuracy in training", note))
+    tau = _numbers(rows, "tau")
     if tau:
         plot = _over_steps(tau)
         plot.line(tau, "spec")
         for step, value in tau:
-            plot.dot(step, value, "spec", f"step {step}: τ {value:.2f}", radius=3)
-        figures.append(
-            Figure("Offline τ", plot.svg("Offline acceptance length by step"), "On held-out rows.")
-        )
-    return figures
+            plot.dot(step, value, "spec", f"step {step}: τ {value:.2f}", radius=3.5)
+        k = next((row["k"] for row in rows if "k" in row), None)
+        note = "On held-out rows, by walking through their text" + (f", K = {k}." if k else ".")
+        found.append(Figure("Offline τ", plot.svg("Offline acceptance length by training step"), note))
+    acceptance = _lists(rows, "acceptance")
+    if len(acceptance) > 1:
+        note = "On held-out rows, given that the position before was accepted; the number is the position."
+        found.append(_by_step(acceptance, "Offline acceptance", note))
+    return [figure for figure in found if figure]
+
+
+def _loss(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+    train, held_out = _numbers(rows, "loss"), _numbers(rows, "held_out_loss")
+    if len(train) < 2:
+        return None
+    plot = _over_steps(train + held_out)
+    plot.line(train, "spec")
+    plot.line(held_out, "draft")
+    for step, value in held_out:
+        plot.dot(step, value, "draft", f"step {step}: {value:.3f} on held-out rows", radius=3.5)
+    keys = (("spec", "training"), ("draft", "held-out rows")) if held_out else ()
+    return Figure("Loss", plot.svg("Loss by training step"), keys=keys)
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(row["step"], row[key]) for row in rows if _is_number(row.get(key))]
+
+
+def _lists(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, list[float | None]]]:
+    found = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), list)]
+    return [(step, many) for step, many in found if any(_is_number(value) for value in many)]
+
+
+def _by_step(rows: list[tuple[float, list[float | None]]], title: str, note: str) -> Figure:
+    """One line for each draft step; lines are numbered at their ends, as far apart as the numbers need."""
+    values = [value for _, many in rows for value in many if value is not None]
+    plot = Plot(
+        _steps_axis([step for step, _ in rows]), Axis(0, min(1.0, max(values) * 1.1) or 1.0, format=percent)
+    )
+    last: float | None = None
+    for k in range(max(len(many) for _, many in rows)):
+        line = [(step, value) for step, many in rows for value in many[k : k + 1] if value is not None]
+        plot.line(line, f"fade-{min(k, 6)}")
+        if line and (last is None or abs(plot.py(line[-1][1]) - last) >= 11):
+            last = plot.py(line[-1][1])
+            plot.text(*line[-1], str(k + 1), "value", dx=5)
+    return Figure(title, plot.svg(f"{title} by training step"), note)
 
 
 def prompt_tau(record: PromptRecord) -> float | None:
@@ -280,34 +310,23 @@ def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
     return sum(d.decode_seconds for d in decodings) / tokens if tokens > 0 else None
 
 
-def _accuracy(rows: list[tuple[int, list[float | None]]]) -> Figure:
-    values = [v for _, many in rows for v in many if v is not None]
-    plot = Plot(_steps_axis([step for step, _ in rows]), Axis(0, min(1.0, max(values) * 1.1), format=percent))
-    count = max(len(many) for _, many in rows)
-    for k in range(count):
-        line = [(step, value) for step, many in rows for value in many[k : k + 1] if value is not None]
-        plot.line(line, f"fade-{min(k, 6)}")
-        if line:
-            plot.text(line[-1][0], line[-1][1], str(k + 1), "value", dx=4)
-    note = "The draft's first choice is the target's; the number is the draft step."
-    return Figure("Accuracy by draft step", plot.svg("Training accuracy by draft step"), note)
-
-
-def _over_steps(points: Sequence[tuple[float, float]], zero: bool = False) -> Plot:
-    low, high = padded([value for _, value in points], zero=zero)
-    return Plot(_steps_axis([step for step, _ in points]), Axis(low, high, format="{:g}".format))
+def _over_steps(points: Sequence[tuple[float, float]]) -> Plot:
+    low, high = padded([value for _, value in points])
+    return Plot(_steps_axis([step for step, _ in points]), Axis(low, high))
 
 
 def _steps_axis(steps: Sequence[float]) -> Axis:
-    return Axis(min(0, *steps), max(steps) * 1.03 or 1.0, "training step")
+    return Axis(0, max(steps) * 1.05 or 1.0, "training step")
 
 
-def _split(speed: Speed) -> tuple[float, float, float] | None:
-    values = [m.value for m in (speed.draft_seconds, speed.verify_seconds, speed.rest_seconds)]
-    if None in values:
-        return None
-    draft, verify, rest = (1e3 * value for value in values if value is not None)
-    return draft, verify, rest
+def _split(speed: Speed) -> list[tuple[str, float]]:
+    """(CSS class, milliseconds a token) by part; the whole where the decoder does not tell its parts."""
+    parts = {"draft": speed.draft_seconds, "verify": speed.verify_seconds, "rest": speed.rest_seconds}
+    told = [(css, 1e3 * metric.value) for css, metric in parts.items() if metric.value is not None]
+    if len(told) == len(parts):
+        return told
+    whole = speed.tokens_per_second.value
+    return [("plain", 1e3 / whole)] if whole else []
 
 
 def _means(

@@ -20,6 +20,13 @@ from deepspec.evaluation.result import (
 from deepspec.reporting import figures, words
 from deepspec.reporting.figures import Figure, seconds_a_token
 
+MARKS = {  # CSS class, sign, meaning
+    "same": ("same", "=", "equal to plain decoding, token for token"),
+    "tie": ("tie", "≈", "differs at a proven tie"),
+    "bad": ("bad", "≠", "differs, and rounding does not explain it"),
+    "sampled": ("sampled", "~", "sampled, not compared"),
+}
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -61,6 +68,7 @@ def render(result: EvaluationResult) -> str:
     )  # its texts were escaped when it was drawn
     environment.globals.update(interval=words.interval, number=words.number, cell=_cell)
     summary = result.summary
+    speed_names, speed_rows = _speed_table(result)
     return environment.get_template("report.html.j2").render(
         result=result,
         summary=summary,
@@ -69,9 +77,11 @@ def render(result: EvaluationResult) -> str:
         verdict=words.verdict(result),
         direction=words.direction(summary.speedup),
         tiles=_tiles(result),
-        speed_rows=_speed_rows(result),
+        speed_names=speed_names,
+        speed_rows=speed_rows,
         prompts=[_prompt_row(number, record) for number, record in enumerate(result.records)],
-        equality=words.equality_words(summary, result.conditions.temperature),
+        method=words.method(result),
+        marks=[mark for mark in MARKS.values() if mark[0] != "sampled" or result.conditions.temperature > 0],
         settings=json.dumps(result.settings, indent=2, ensure_ascii=False),
         draft_manifest=json.dumps(result.draft, indent=2, ensure_ascii=False),
         training=figures.training(result.training),
@@ -92,8 +102,8 @@ def _figures(result: EvaluationResult) -> dict[str, list[Figure]]:
     groups: dict[str, Sequence[Figure | None]] = {
         "acceptance_figures": [figures.acceptance(summary), figures.tokens_per_round(summary)],
         "category_figures": [
-            figures.by_category(categories, summary, lambda s: s.speedup, "Speedup by category", "×"),
-            figures.by_category(categories, summary, lambda s: s.tau, "Tokens a round (τ) by category", ""),
+            figures.by_category(categories, summary, lambda s: s.speedup, "Speedup", "×"),
+            figures.by_category(categories, summary, lambda s: s.tau, "Tokens a round (τ)", ""),
         ],
         "time_figures": [figures.time_split(result), figures.step_times(result.step_times)],
         "latency_figures": [
@@ -114,9 +124,7 @@ def _figures(result: EvaluationResult) -> dict[str, list[Figure]]:
             figures.sweep(result.sweep, lambda p: p.speedup, "Speedup by K", "×"),
             figures.sweep(result.sweep, lambda p: p.tau, "Tokens a round (τ) by K", ""),
         ],
-        "prompt_figures": [
-            figures.every_prompt(result.records, fastest=any(record.fastest for record in result.records))
-        ],
+        "prompt_figures": [figures.every_prompt(result.records)],
     }
     return {name: [figure for figure in group if figure] for name, group in groups.items()}
 
@@ -167,12 +175,15 @@ def _ties(equality: Equality) -> str:
     return ", ".join(found)
 
 
-def _speed_rows(result: EvaluationResult) -> list[tuple[str, list[Metric], float, int]]:
-    """(name, one metric a decoder, scale, digits): plain and speculative side by side."""
-    plain, speculative = result.summary.plain, result.summary.speculative
+def _speed_table(result: EvaluationResult) -> tuple[list[str], list[tuple[str, list[Metric], float, int]]]:
+    """Names of the decoders, and rows (name, one metric a decoder, scale, digits)."""
+    summary = result.summary
+    decoders = {"plain, same loop": summary.plain, "speculative": summary.speculative}
+    if any(record.fastest for record in result.records):
+        decoders = {"fastest plain": summary.fastest, **decoders}
 
     def row(name: str, of: str, scale: float = 1.0, digits: int = 1) -> tuple[str, list[Metric], float, int]:
-        return name, [_metric(speed, of) for speed in (plain, speculative)], scale, digits
+        return name, [_metric(speed, of) for speed in decoders.values()], scale, digits
 
     rows = [
         row("Tokens a second, decoding", "tokens_per_second"),
@@ -183,7 +194,7 @@ def _speed_rows(result: EvaluationResult) -> list[tuple[str, list[Metric], float
             rows.append(row(f"{name}, {long}, ms", f"{of}.{short}", 1e3))
     if result.conditions.price_per_hour is not None:
         rows.append(row("Cost of a million output tokens", "cost_per_million", 1.0, 2))
-    return rows
+    return list(decoders), rows
 
 
 def _metric(speed: Speed, path: str) -> Metric:
@@ -225,12 +236,10 @@ def _prompt_row(number: int, record: PromptRecord) -> PromptRow:
 
 def _equal_mark(record: PromptRecord) -> tuple[str, str, str]:
     if record.equal is None:
-        return "sampled", "~", "sampled, not compared"
+        return MARKS["sampled"]
     if record.equal:
-        return "same", "=", "equal to plain decoding, token for token"
-    if record.tie is not None and record.tie.proven:
-        return "tie", "≈", "differs at a proven tie"
-    return "bad", "≠", "differs, and rounding does not explain it"
+        return MARKS["same"]
+    return MARKS["tie" if record.tie is not None and record.tie.proven else "bad"]
 
 
 def _differing(record: PromptRecord) -> tuple[Decoding, Decoding]:
@@ -240,5 +249,7 @@ def _differing(record: PromptRecord) -> tuple[Decoding, Decoding]:
 
 
 def _parted(text: str, other: str) -> tuple[str, str]:
-    shared = len(os.path.commonprefix([text, other]))
+    """The beginning that `text` shares with `other`, and the rest."""
+    pairs = enumerate(zip(text, other, strict=False))
+    shared = next((i for i, (one, two) in pairs if one != two), min(len(text), len(other)))
     return text[:shared], text[shared:]

@@ -1,7 +1,7 @@
 """Small SVG drawings: scales, axes, lines, whiskers, bars.
 
-Colours and fonts are the page's CSS classes, so that one drawing serves light, dark and print. Every text that
-goes in is escaped.
+Colours and fonts are the page's CSS classes, so that one drawing serves light, dark and print. Every text is
+escaped on its way in.
 """
 
 import math
@@ -116,7 +116,7 @@ class Plot:
         )
 
     def dot(
-        self, x: float, y: float, css: str, title: str, link: str | None = None, radius: float = 4.5
+        self, x: float, y: float, css: str, title: str, *, link: str | None = None, radius: float = 4.5
     ) -> None:
         """A point; `title` shows on hovering, `link` is an anchor of the page."""
         circle = (
@@ -125,10 +125,10 @@ class Plot:
         )
         self.parts.append(f'<a href="#{escape(link)}">{circle}</a>' if link else circle)
 
-    def bar(self, low: float, high: float, bottom: float, top: float, css: str, title: str) -> None:
-        """A rectangle in data coordinates."""
-        x, y = self.px(low), self.py(top)
-        width, height = max(self.px(high) - x, 0.0), max(self.py(bottom) - y, 0.0)
+    def bar(self, across: tuple[float, float], up: tuple[float, float], css: str, title: str) -> None:
+        """A rectangle in data coordinates: from x to x, from y to y."""
+        x, y = self.px(across[0]), self.py(up[1])
+        width, height = max(self.px(across[1]) - x, 0.0), max(self.py(up[0]) - y, 0.0)
         self.parts.append(
             f'<rect class="bar {css}" x="{x}" y="{y}" width="{width:.1f}" height="{height:.1f}">'
             f"<title>{escape(title)}</title></rect>"
@@ -144,7 +144,7 @@ class Plot:
             return
         self.parts.append(f'<line class="{css}" {place}/>')
 
-    def text(self, x: float, y: float, words: str, css: str = "", dx: float = 0, dy: float = 4) -> None:
+    def text(self, x: float, y: float, words: str, css: str = "", *, dx: float = 0, dy: float = 4) -> None:
         """Words at a place in data coordinates, moved by (dx, dy) pixels."""
         place = f'x="{self.px(x) + dx:.1f}" y="{self.py(y) + dy:.1f}"'
         self.parts.append(f'<text class="{css}" {place}>{escape(words)}</text>')
@@ -185,9 +185,7 @@ class Plot:
     def _y_axis(self) -> list[str]:
         parts = []
         for value in self.y.marks(5):
-            y = self.py(value)
+            y, words = self.py(value), escape(self.y.format(value))
             parts.append(f'<line class="grid" x1="{self.left}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-            parts.append(
-                f'<text class="tick end" x="{self.left - 8}" y="{y + 4:.1f}">{escape(self.y.format(value))}</text>'
-            )
+            parts.append(f'<text class="tick end" x="{self.left - 8}" y="{y + 4:.1f}">{words}</text>')
         return parts

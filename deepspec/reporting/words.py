@@ -37,14 +37,14 @@ def verdict(result: EvaluationResult) -> str:
             f"Decoding ran at {number(speedup.value)}× the speed of {against}, on too few prompts to be sure "
             f"({speedup.reason})."
         )
-    found = f"{number(speedup.value)}× (95% {number(speedup.low)}–{number(speedup.high)})"
+    found, sure = f"{number(speedup.value)}×", f"(95% {number(speedup.low)}–{number(speedup.high)})"
     match direction(speedup):
         case "faster":
-            return f"Decoding is {found} faster than {against}."
+            return f"Decoding is {found} faster {sure} than {against}."
         case "slower":
-            return f"Decoding is slower with the draft: it runs at {found} the speed of {against}."
+            return f"Decoding is slower with the draft: {found} the speed {sure} of {against}."
         case _:
-            return f"No difference can be told: decoding runs at {found} the speed of {against}."
+            return f"No difference can be told: {found} the speed {sure} of {against}."
 
 
 def alarm(result: EvaluationResult) -> str | None:
@@ -53,8 +53,8 @@ def alarm(result: EvaluationResult) -> str | None:
     if not equality.unproven:
         return None
     return (
-        f"Not lossless: {equality.unproven} of {equality.compared} greedy outputs differ from plain decoding and "
-        "rounding does not explain it. Do not use these numbers."
+        f"Not lossless: {equality.unproven} of {equality.compared} greedy outputs differ from plain decoding "
+        "and rounding does not explain it. Do not use these numbers."
     )
 
 
@@ -74,6 +74,33 @@ def equality_words(summary: Summary, temperature: float) -> str:
     if equality.unproven:
         words += f", {equality.unproven} DIFFER WITHOUT A PROOF"
     return words
+
+
+def method(result: EvaluationResult) -> list[str]:
+    """How it was measured, a sentence each."""
+    conditions, third = result.conditions, any(record.fastest for record in result.records)
+    often = "once" if conditions.repeats == 1 else f"{conditions.repeats} times"
+    found = [
+        f"Every prompt was decoded {often} by each way, the ways taking turns at going first: speculatively, "
+        "and plainly by the same loop with nothing drafted"
+        + ("; and by the fastest plain decoding found." if third else "."),
+        "Speed is total seconds over total tokens of the same prompts; an answer's first token belongs to "
+        "the prefill and is counted apart.",
+        f"Intervals are 95% bootstrap intervals over prompts ({conditions.resamples:,} resamples).",
+    ]
+    if conditions.sweep_prompts:
+        shared = conditions.sweep_overlap
+        among = f"{shared} of them also" if shared else "none of them"
+        found.append(
+            f"K was chosen beforehand on {conditions.sweep_prompts} prompts, {among} among those measured."
+        )
+    if conditions.temperature > 0:
+        found.append(f"Answers were {equality_words(result.summary, conditions.temperature)}.")
+    else:
+        found.append(f"{equality_words(result.summary, conditions.temperature)}.")
+    for reason, count in conditions.excluded.items():
+        found.append(f"Left out: {count} prompt{'s' if count != 1 else ''} ({reason}).")
+    return found
 
 
 def summary_lines(result: EvaluationResult) -> list[str]:

@@ -1,4 +1,4 @@
-"""A made-up result with the shape of a real one: rounds drawn from given acceptance rates, times with noise."""
+"""A made-up result with the shape of a real one: rounds from given acceptance rates, times with noise."""
 
 import random
 
@@ -82,7 +82,7 @@ def make_records(
             PromptRecord(
                 id=f"{category[:4].strip()}-{number:03d}",
                 category=category,
-                prompt=f"Complete this function so that it does what its docstring says.\n\ndef f{number}(values):",
+                prompt=f"Complete this function as its docstring says.\n\ndef f{number}(values):",
                 prompt_tokens=draw.randint(40, 300),
                 plain=[plain(draw, speculative)],
                 speculative=[speculative],
@@ -104,11 +104,45 @@ def spoil(record: PromptRecord, proven: bool) -> None:
     record.tie = Tie(at, at, 7, 0.031 if proven else 4.2, 0.062, proven, None if proven else "too far apart")
 
 
+def make_conditions(k: int, noisy: bool) -> Conditions:
+    words = "Noisy: the decoding thread had a core only 71% of the time. Measure again on an idle machine."
+    return Conditions(
+        dtype="bfloat16",
+        attention="sdpa",
+        k=k,
+        rule="greedy",
+        batch_size=1,
+        temperature=0.0,
+        max_new_tokens=128,
+        prompt_source="held-out prompts of the data",
+        sweep_prompts=8,
+        sweep_overlap=0,
+        excluded={},
+        repeats=1,
+        resamples=500,
+        seed=0,
+        price_per_hour=None,
+        fastest_plain="the fastest plain decoding tried (transformers generate, bfloat16)",
+        machine=Machine(
+            system="Linux 6.1, Python 3.11.9",
+            cpu="A Processor @ 2.80GHz",
+            cores=2,
+            logical_cores=2,
+            threads=2,
+            memory_gib=15.6,
+            device="cpu",
+            load_before=[0.4, 0.8, 1.1],
+            load_after=[2.0, 1.7, 1.3],
+            versions={"deepspec": "0.1.0", "torch": "2.13.0"},
+        ),
+        noise=Noise(0.71 if noisy else 0.99, 1.95, 0.06, noisy, words if noisy else "Quiet."),
+    )
+
+
 def make_result(
     records: list[PromptRecord] | None = None, k: int = 5, noisy: bool = False
 ) -> EvaluationResult:
     records = make_records(k=k) if records is None else records
-    words = "Noisy: the decoding thread had a core only 71% of the time. Measure again on an idle machine."
     sweep = []
     for tried in (2, 3, 5, 7):
         small = summarise(make_records(8, tried, seed=9, fastest=False), resamples=300)
@@ -118,34 +152,32 @@ def make_result(
         name="synthetic",
         command="python -m deepspec.evaluate +recipe=quickstart evaluate.max_prompts=24",
         created="2026-11-30T21:16:04+00:00",
+        fingerprint="0011223344556677",
         settings={"name": "synthetic", "decode": {"k": k}},
         target={"name": "Made-up-135M-Instruct", "weights": "0123456789abcdef"},
         draft={"algorithm": "eagle3", "parameters": 7_700_000},
-        conditions=Conditions(
-            dtype="bfloat16", attention="sdpa", k=k, rule="greedy", batch_size=1, temperature=0.0, max_new_tokens=128,
-            prompt_source="held-out prompts of the data", sweep_prompts=8, sweep_overlap=0, excluded={}, repeats=1,
-            resamples=500, seed=0, price_per_hour=None,
-            fastest_plain="the fastest plain decoding tried (transformers generate, bfloat16)",
-            machine=Machine(
-                "Linux 6.1, Python 3.11.9", "A Processor @ 2.80GHz", 2, 2, 2, 15.6, "cpu",
-                [0.4, 0.8, 1.1], [2.0, 1.7, 1.3], {"deepspec": "0.1.0", "torch": "2.13.0"},
-            ),
-            noise=Noise(0.71 if noisy else 0.99, 1.95, 0.06, noisy, words if noisy else "Quiet: nothing disturbed it."),
-        ),
+        conditions=make_conditions(k, noisy),
         baselines=[
             Baseline("deepspec", "bfloat16", Metric(18.9, 18.5, 19.2, 4), False),
             Baseline("transformers generate", "bfloat16", Metric(20.1, 19.9, 20.4, 4), True),
             Baseline("deepspec", "float32", Metric(13.1, 12.8, 13.3, 4), False),
-            Baseline("transformers generate", "float32", Metric(None, None, None, 0, "not timed"), False, "no memory"),
+            Baseline(
+                "transformers generate", "float32", Metric(None, None, None, 0, "not timed"), False, "full"
+            ),
         ],
         sweep=sweep,
-        step_times=StepTimes(210, [verify_step(n) for n in range(1, k + 2)], [DRAFT_STEP * j for j in range(1, k + 1)], 7),
+        step_times=StepTimes(
+            context=210,
+            verify=[verify_step(n) for n in range(1, k + 2)],
+            draft=[DRAFT_STEP * j for j in range(1, k + 1)],
+            repeats=7,
+        ),
         summary=summarise([], resamples=100),
         categories={},
         warnings=[],
         training=make_history(),
         records=records,
-    )  # fmt: skip
+    )
     result.summary, result.categories = summarise_result(result)
     return result
 
@@ -158,5 +190,14 @@ def make_history(steps: int = 400) -> list[dict[str, object]]:
         loss = 6.5 - 3.9 * progress + draw.gauss(0, 0.08)
         rows.append({"step": step, "loss": loss, "accuracy": [0.62 * progress * 0.9**s for s in range(5)]})
         if step % 100 == 0:
-            rows.append({"step": step, "tau": 1 + 1.15 * progress})
+            acceptance = [0.6 * progress * 0.94**s for s in range(7)]
+            rows.append(
+                {
+                    "step": step,
+                    "held_out_loss": loss + 0.2,
+                    "tau": 1 + 1.15 * progress,
+                    "k": 7,
+                    "acceptance": acceptance,
+                }
+            )
     return rows
