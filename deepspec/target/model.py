@@ -42,7 +42,13 @@ class Target:
     (embedding scale, soft-caps, logit scale, final norm) is the model's own code.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        name: str,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer: Any = tokenizer
         self.name = name
@@ -58,8 +64,12 @@ class Target:
         self._cache_argument = _argument(model.forward, "past_key_values", "cache")
         self._windows = _windows(self.config)
         self._final_norm, self._embedding_scale = _learn_edges(self)
-        self.identity: dict[str, Any] = {}
+        self._identity = identity or {}
         self._abilities: dict[str, str] | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """What decides this target's behaviour, for manifests and fingerprints (see `load_target`)."""
+        return dict(self._identity)
 
     @property
     def eos(self) -> tuple[int, ...]:

@@ -205,7 +205,14 @@ def test_a_killed_run_goes_on_where_it_stopped_and_ends_in_the_same_bytes(tmp_pa
     environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
 
     def run(folder: str, kill_at: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tests.data.toy_target", str(tmp_path / folder), str(prompts), kill_at]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.data.toy_target",
+            str(tmp_path / folder),
+            str(prompts),
+            kill_at,
+        ]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     toy = ToyAnswers(toy_facts())
