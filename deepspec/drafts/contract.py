@@ -77,12 +77,13 @@ class Control(Protocol):
 
     max_tokens: int  # K this round, ≥ 1
 
-    def draw(self, logits: Tensor, parent: int | Tensor) -> tuple[Tensor, Tensor | None]:
+    def draw(self, logits: Tensor, parent: int, vocab: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Draw each row's next drafted token.
 
         logits: [B, Vd] of the draft, raw; the request's processors are applied here, in float32, on the path
-        that ends in node `parent` (−1: the pending token; for a chain, the previous draw's index). Returns
-        target-vocabulary tokens [B] and q [B, Vd] (None when greedy: the draw is deterministic).
+        that ends in node `parent` (−1: the pending token; for a chain, the previous draw's index). vocab: [Vd]
+        target id of each draft id, None = the target's own. Returns target-vocabulary tokens [B] and q [B, Vd]
+        (None when every row is greedy: the draw is deterministic).
         """
 
     def go_on(self, confidence: Tensor) -> Tensor:

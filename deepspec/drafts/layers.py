@@ -1,0 +1,129 @@
+"""Layers that several drafts share. Plain modules: no cache library, no parallelism."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from deepspec.target.layout import Layout, additive_mask
+from deepspec.target.state import State
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose inputs may be wider than its output (EAGLE-3 feeds it 2H).
+
+    `project` and `output` are apart from the attention itself, because training (packed rows, unrolled steps)
+    and decoding (a state) attend differently over the same projections.
+    """
+
+    def __init__(self, inputs: int, hidden: int, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.q_proj = nn.Linear(inputs, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(inputs, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+
+    def project(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, inputs] → q [B, heads, T, d], k and v [B, kv_heads, T, d], q and k rotated."""
+        q = self._heads(self.q_proj(x), self.heads)
+        k, v = self._heads(self.k_proj(x), self.kv_heads), self._heads(self.v_proj(x), self.kv_heads)
+        return rotate(q, rotary), rotate(k, rotary), v
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """[B, heads, T, d] → [B, T, hidden]."""
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+    def cached(self, x: Tensor, rotary: tuple[Tensor, Tensor], state: State, layer: int, mask: Tensor) -> Tensor:
+        """Decoding: append to layer `layer` of `state` (planned by the caller) and attend over all of it."""
+        q, k, v = self.project(x, rotary)
+        k, v = state.update(k, v, layer)
+        mixed = nn.functional.scaled_dot_product_attention(
+            q, repeat_heads(k, self.heads), repeat_heads(v, self.heads), attn_mask=mask
+        )
+        return self.output(mixed)
+
+    def _heads(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, kv_heads, S, d] → [B, heads, S, d]."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding of [B, heads, T, d] by cos and sin [B, T, d] (Su et al. 2021, half-split form)."""
+    cos, sin = (part[:, None].to(x.dtype) for part in rotary)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+class Rotary(nn.Module):
+    """cos and sin by the target's own rope parameters (scaling included), for the draft's head size."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.inner = LlamaRotaryEmbedding(config)
+
+    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [B, T] → cos, sin [B, T, d] in the dtype of `like`."""
+        return self.inner(like, positions)
+
+
+def cached_mask(layout: Layout, like: Tensor) -> Tensor:
+    """The additive mask of a layout in the dtype the attention will run in."""
+    return additive_mask(layout, like.dtype)
+
+
+def draft_shape(target_config: Any) -> dict[str, Any]:
+    """A draft layer's sizes from any target's configuration: heads, rope, norm and activation width.
+
+    Families that do not store plain keys (latent attention) have no head size of that kind: theirs is
+    hidden/heads, made even for rotary.
+    """
+    hidden, heads = target_config.hidden_size, target_config.num_attention_heads
+    kv_heads = getattr(target_config, "num_key_value_heads", None) or heads
+    head_dim = getattr(target_config, "head_dim", None)
+    if head_dim is None or hasattr(target_config, "kv_lora_rank"):
+        head_dim, kv_heads = max(2, hidden // heads // 2 * 2), heads
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": _dense_width(target_config),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": getattr(target_config, "rms_norm_eps", None) or 1e-6,
+        "max_position_embeddings": getattr(target_config, "max_position_embeddings", None) or 1 << 20,
+        "rope_parameters": _rope(target_config),
+    }
+
+
+def _dense_width(config: Any) -> int:
+    width = getattr(config, "intermediate_size", None)
+    return width if isinstance(width, int) and width > 0 else 4 * config.hidden_size
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    if "rope_type" not in rope and "rope_theta" not in rope:  # one entry per attention type: take the global one
+        rope = dict(rope.get("full_attention") or {})
+    rope.setdefault("rope_type", "default")
+    rope.setdefault("rope_theta", 10000.0)
+    # A draft rotates its whole head, whatever part of its own the target does.
+    rope.pop("partial_rotary_factor", None)
+    return rope

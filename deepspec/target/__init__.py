@@ -1,0 +1,20 @@
+"""The frozen model: loading, feature capture, state with rollback."""
+
+from deepspec.target.dtype import probe_dtype
+from deepspec.target.layout import Layout, chain, tree
+from deepspec.target.load import load_target, resolve_dtype
+from deepspec.target.model import Captured, Target, TargetOutput
+from deepspec.target.state import State
+
+__all__ = [
+    "Captured",
+    "Layout",
+    "State",
+    "Target",
+    "TargetOutput",
+    "chain",
+    "load_target",
+    "probe_dtype",
+    "resolve_dtype",
+    "tree",
+]

@@ -1,0 +1,100 @@
+"""Where a forward's tokens stand: positions, cache slots, and who sees whom."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Layout:
+    """T new tokens for each of B rows, on top of `lengths[b]` cached ones.
+
+    lengths: cached tokens a row (Python ints). positions: [B, T] int64. visible: [T, T] or [B, T, T] bool,
+    which of the new tokens (columns) each new token (rows) may look at, itself included.
+    Cached tokens stand at positions 0..length−1, left-aligned, and every new token sees them all (sliding
+    layers: those inside the window).
+    """
+
+    lengths: list[int]
+    positions: Tensor
+    visible: Tensor
+
+    @property
+    def width(self) -> int:
+        """Columns of the attention: the longest row's cached tokens and the new ones."""
+        return max(self.lengths) + self.positions.shape[1]
+
+
+def chain(lengths: list[int], count: int, device: torch.device) -> Layout:
+    """Each row's next `count` tokens, one after another."""
+    steps = torch.arange(count, device=device)
+    starts = torch.tensor(lengths, device=device)
+    return Layout(lengths, starts[:, None] + steps, steps[:, None] >= steps)
+
+
+def tree(lengths: list[int], parents: Tensor) -> Layout:
+    """The pending token and a tree of drafted ones below it.
+
+    parents: [B, N] int64, −1 = child of the pending token; topological order. New token 0 is the pending
+    token, new token i+1 is node i; a node sees the pending token, its ancestors and itself, and stands at the
+    position its depth gives.
+    """
+    rows, nodes = parents.shape
+    visible = torch.eye(nodes + 1, dtype=torch.bool, device=parents.device).repeat(rows, 1, 1)
+    index = torch.arange(rows, device=parents.device)
+    for node in range(nodes):
+        visible[:, node + 1] |= visible[index, parents[:, node] + 1]
+    depth = visible.sum(-1) - 1
+    starts = torch.tensor(lengths, device=parents.device)
+    return Layout(lengths, starts[:, None] + depth, visible)
+
+
+def additive_mask(layout: Layout, dtype: torch.dtype, window: int | None = None) -> Tensor:
+    """[B, 1, T, W] float: 0 where a token may look, the dtype's minimum elsewhere (W = `layout.width`).
+
+    New token i of row b lies in column lengths[b] + i. With `window`, only columns whose position is less
+    than `window` before the token's own.
+    """
+    rows, count = layout.positions.shape
+    device = layout.positions.device
+    columns = torch.arange(layout.width, device=device)
+    if len(set(layout.lengths)) == 1:  # every row starts at the same column: no gather needed
+        start = layout.lengths[0]
+        allowed = torch.ones(rows, count, layout.width, dtype=torch.bool, device=device)
+        allowed[:, :, start:] = layout.visible
+        column_positions = columns.repeat(rows, 1)
+        column_positions[:, start:] = layout.positions
+    else:
+        starts = torch.tensor(layout.lengths, device=device)
+        new = columns[None, :] - starts[:, None]  # [B, W] which new token a column holds; negative = cached
+        index = new.clamp(0, count - 1)
+        visible = layout.visible.expand(rows, count, count)
+        fresh = torch.gather(visible, 2, index[:, None, :].expand(rows, count, layout.width))
+        inside = (new < count)[:, None, :]
+        allowed = torch.where((new < 0)[:, None, :], torch.ones_like(fresh), fresh & inside)
+        column_positions = torch.where(new < 0, columns[None, :], torch.gather(layout.positions, 1, index))
+    if window is not None:
+        allowed &= layout.positions[:, :, None] - column_positions[:, None, :] < window
+    return _to_additive(allowed, dtype)
+
+
+def document_mask(documents: Tensor, positions: Tensor, dtype: torch.dtype, window: int | None = None) -> Tensor:
+    """[B, 1, T, T] float for packed rows: causal inside each document, nothing across.
+
+    documents, positions: [B, T] int64. Padding (document −1) sees itself alone, so no row is all masked.
+    """
+    same = (documents[:, :, None] == documents[:, None, :]) & (documents >= 0)[:, :, None]
+    distance = positions[:, :, None] - positions[:, None, :]
+    allowed = same & (distance >= 0)
+    if window is not None:
+        allowed &= distance < window
+    allowed |= torch.eye(documents.shape[1], dtype=torch.bool, device=documents.device)
+    return _to_additive(allowed, dtype)
+
+
+def _to_additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    # The minimum and not −inf: a fully masked softmax row would be NaN, and 0·NaN is not 0.
+    zero = torch.zeros((), dtype=dtype, device=allowed.device)
+    lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=allowed.device)
+    return torch.where(allowed, zero, lowest)[:, None]

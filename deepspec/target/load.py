@@ -1,0 +1,115 @@
+"""From a configuration to a loaded target, with one clear sentence for everything that can go wrong."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from deepspec.artifacts import MANIFEST
+from deepspec.config.schema import Dtype, TargetConfig
+from deepspec.errors import UserError
+from deepspec.target.builtin import builtin_folder
+from deepspec.target.dtype import probe_dtype
+from deepspec.target.model import Target
+
+BUILTIN = "builtin:"
+
+
+def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
+    """Load weights and tokenizer. `layers` are checked to exist.
+
+    Errors: an unreachable hub name, a folder without a model, remote code that was not asked for, a family
+    without decoder layers.
+    """
+    path = _path(config)
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
+    common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        model_config = AutoConfig.from_pretrained(path, **common)
+        tokenizer = AutoTokenizer.from_pretrained(path, **common)
+        dtype = resolve_dtype(config.dtype, device, model_config)
+        model = _model(path, config, dtype, common)
+    except (OSError, ValueError) as error:
+        raise UserError(_explain(config, error)) from error
+    target = Target(model.to(device), tokenizer, config.name)
+    target.identity = _identity(target, config, path)
+    target.check_layers(layers)
+    return target
+
+
+def resolve_dtype(dtype: Dtype, device: torch.device, model_config: Any = None) -> torch.dtype:
+    """The torch dtype of a configured one; `auto` is measured with the model's own sizes."""
+    if dtype is not Dtype.auto:
+        return getattr(torch, dtype.value)
+    text = model_config.get_text_config(decoder=True) if model_config is not None else None
+    hidden = getattr(text, "hidden_size", 576)
+    return probe_dtype(device, hidden, getattr(text, "intermediate_size", None) or 4 * hidden)
+
+
+def _path(config: TargetConfig) -> str:
+    if config.path.startswith(BUILTIN):
+        return str(builtin_folder(config.path.removeprefix(BUILTIN)))
+    local = Path(config.path).expanduser()
+    if config.path.startswith((".", "/", "~")) and not (local / "config.json").is_file():
+        raise UserError(f"target.path: {config.path} holds no model (no config.json). Give a model folder or a hub name.")
+    return str(local) if local.is_dir() else config.path
+
+
+def _model(path: str, config: TargetConfig, dtype: torch.dtype, common: dict[str, Any]) -> PreTrainedModel:
+    # sdpa is exact with our masks and faster; some families have only eager and say so with a ValueError.
+    wanted = ["sdpa", "eager"] if config.attention == "auto" else [config.attention]
+    for attention in wanted[:-1]:
+        try:
+            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention, **common)
+        except ValueError as error:
+            if "attention" not in str(error).lower():
+                raise
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=wanted[-1], **common)
+
+
+def _explain(config: TargetConfig, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return (
+            f"The target {config.path} brings its own Python code. If you trust it, run again with "
+            "target.trust_remote_code=true (it will be recorded in every manifest)."
+        )
+    return f"The target {config.path!r} could not be loaded: {text[:300]} (target.path is a hub name or a local folder.)"
+
+
+def _identity(target: Target, config: TargetConfig, path: str) -> dict[str, Any]:
+    """What decides this target's behaviour, for manifests and fingerprints."""
+    commit = getattr(target.model.config, "_commit_hash", None)
+    tokenizer = target.tokenizer
+    words = {"vocab": sorted(tokenizer.get_vocab().items()), "template": tokenizer.chat_template}
+    return {
+        "name": config.name,
+        "weights": commit or _weights_of(Path(path)),
+        "architecture": type(target.model).__name__,
+        "hidden_size": target.hidden_size,
+        "num_layers": target.num_layers,
+        "vocab_size": target.vocab_size,
+        "tokenizer": hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16],
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "trust_remote_code": config.trust_remote_code,
+    }
+
+
+def _weights_of(folder: Path) -> str:
+    """A converted target's source checksum, else sha256 over a local folder's weight files, in name order.
+
+    A conversion's own files may differ in bytes from one library version to the next, its source does not.
+    """
+    manifest = folder / MANIFEST
+    if manifest.is_file() and (source := json.loads(manifest.read_text()).get("gguf_sha256")):
+        return source[:16]
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()[:16]
