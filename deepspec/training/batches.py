@@ -1,11 +1,11 @@
 """Packed rows → `DraftBatch`es, in an order that the seed alone decides.
 
 All epochs are one stream of rows; an optimiser step takes the next ranks × accumulation × batch_size of it,
-whichever process they fall to, and only the last step may find fewer. So any number of processes trains on the
-same batches, and a step number is all that is needed to go on in the middle of an epoch.
+whichever process they fall to, and only the last step may find fewer. So any number of processes trains on
+the same batches, and a step number is all that is needed to go on in the middle of an epoch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ STAND_IN = -1
 
 
 class Rows(Protocol):
-    """Packed rows: a `datasets.Dataset` or a list of dicts with the columns of `PADDING`."""
+    """Packed rows: a `datasets.Dataset` or a list of dicts, with the columns of `PADDING`."""
 
     def __len__(self) -> int: ...
 
@@ -35,7 +35,7 @@ class CapturingTarget(TargetModel, Protocol):
 
     device: torch.device
 
-    def capture(self, tokens: Tensor, positions: Tensor, documents: Tensor, layers: list[int]) -> Any:
+    def capture(self, tokens: Tensor, positions: Tensor, documents: Tensor, layers: Sequence[int]) -> Any:
         """[B, T] each → an object with features [B, T, len(layers)·H] and last_hidden [B, T, H]."""
 
 
@@ -117,11 +117,11 @@ class _Stream(Dataset[dict[str, Any]]):
 
 
 class _Places(Sampler[list[int]]):
-    def __init__(self, plan: Plan, rank: int, first_step: int, last_step: int) -> None:
-        self.plan, self.rank, self.first_step, self.last_step = plan, rank, first_step, last_step
+    def __init__(self, plan: Plan, rank: int, first_step: int) -> None:
+        self.plan, self.rank, self.first_step = plan, rank, first_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self.first_step, self.last_step):
+        for step in range(self.first_step, self.plan.steps):
             for micro in range(self.plan.accumulation):
                 yield list(self.plan.micro_batch(step, micro, self.rank)) or [STAND_IN]
 
@@ -129,31 +129,34 @@ class _Places(Sampler[list[int]]):
 def collate(rows: list[dict[str, Any]]) -> RowBatch:
     """Rows of any lengths → one padded batch."""
     length = max(len(row["tokens"]) for row in rows)
-    columns = {
-        name: torch.tensor([[*row[name], *[pad] * (length - len(row[name]))] for row in rows])
-        for name, pad in PADDING.items()
-    }
+    columns = {}
+    for name, pad in PADDING.items():
+        columns[name] = torch.full((len(rows), length), pad)
+        for index, row in enumerate(rows):
+            columns[name][index, : len(row[name])] = torch.as_tensor(row[name])
     return RowBatch(**columns, ids=[row["id"] for row in rows], counted=all(row["counted"] for row in rows))
 
 
 def windows(
-    rows: Rows, plan: Plan, rank: int, seed: int | None, first_step: int = 0, last_step: int | None = None
+    rows: Rows, plan: Plan, rank: int, seed: int | None, first_step: int = 0
 ) -> Iterator[list[RowBatch]]:
     """This process's micro-batches, one list an optimiser step. seed None: the rows in their own order."""
-    places = _Places(plan, rank, first_step, plan.steps if last_step is None else last_step)
-    loader = iter(DataLoader(_Stream(rows, seed), batch_sampler=places, collate_fn=collate))
+    loader = iter(
+        DataLoader(
+            _Stream(rows, seed),
+            batch_sampler=_Places(plan, rank, first_step),
+            collate_fn=collate,
+            generator=torch.Generator(),  # else making a loader draws from the draft's own random stream
+        )
+    )
     while window := [batch for _, batch in zip(range(plan.accumulation), loader, strict=False)]:
         yield window
 
 
 def draft_batch(
-    rows: RowBatch,
-    target: CapturingTarget,
-    layers: list[int],
-    dtype: torch.dtype,
-    steps: int | None = None,
+    rows: RowBatch, target: CapturingTarget, layers: list[int], steps: int | None = None
 ) -> DraftBatch:
-    """Run the target over the rows and keep what the draft learns from. dtype: of the features."""
+    """Run the target over the rows and keep what the draft learns from, in the target's own number format."""
     tokens, positions, documents = (
         column.to(target.device) for column in (rows.tokens, rows.positions, rows.documents)
     )
@@ -164,7 +167,7 @@ def draft_batch(
         loss_mask=rows.loss_mask.to(target.device).bool() & (documents >= 0),
         documents=documents,
         positions=positions,
-        features=captured.features.to(dtype),
+        features=captured.features,
         last_hidden=captured.last_hidden,
         steps=steps,
     )
@@ -177,5 +180,5 @@ def check_rows(rows: Rows, what: str) -> None:
     missing = [name for name in PADDING if name not in rows[0]]
     if missing:
         raise UserError(f"{what} lacks the column(s) {', '.join(missing)}: make it with deepspec.prepare.")
-    if not any(any(rows[index]["loss_mask"]) for index in range(len(rows))):
+    if not any(torch.as_tensor(rows[index]["loss_mask"]).any() for index in range(len(rows))):
         raise UserError(f"{what}: no token is supervised (every loss_mask is 0). Does it hold answers?")

@@ -1,14 +1,15 @@
 """Checkpoints of a training run: `checkpoints/step-N`, each written whole or not at all.
 
-A folder holds the draft (`draft/`, as `save_pretrained` writes it), `state.pt` (optimiser, scaler, random states
-of all processes) and a manifest with the counters and the recipe, i.e. everything that decides the result. The
-learning rate and the order of rows are functions of the step and need no state.
+A folder holds the draft (`draft/`, as `save_pretrained` writes it), `state.pt` (optimiser, scaler, random
+states of all processes) and a manifest with the counters and the recipe, i.e. everything that decides the
+result. The learning rate and the order of rows are functions of the step and need no state.
 """
 
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -20,6 +21,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from deepspec.artifacts import MANIFEST, new_artifact, read_manifest
 from deepspec.errors import UserError
@@ -46,7 +48,11 @@ class Counters:
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run. recipe: what decides the result, compared on resuming; say: prints a line."""
+    """The checkpoints of one run.
+
+    recipe: what decides the result, compared on resuming. restart_hint: the command that starts over. say:
+    prints a line.
+    """
 
     folder: Path
     recipe: dict[str, Any]
@@ -61,7 +67,7 @@ class Checkpoints:
         if self.accelerator.is_main_process:
             manifest: dict[str, Any] = {"counters": asdict(counters), "recipe": self.recipe}
             with new_artifact(self.folder / f"step-{counters.step}", manifest) as folder:
-                draft.save_pretrained(folder / DRAFT)
+                save_draft(draft, folder / DRAFT)
                 scaler = self.accelerator.scaler
                 state = {
                     "optimiser": optimiser.state_dict(),
@@ -82,7 +88,7 @@ class Checkpoints:
     def resume(self, draft: PreTrainedModel, optimiser: AcceleratedOptimizer) -> Counters:
         """Load the newest whole checkpoint into draft and optimiser; fresh counters if there is none."""
         for path in self._shared(self.all):
-            manifest = self._shared(lambda path=path: self._sound(path))
+            manifest = self._shared(partial(self._sound, path))
             if manifest is None:
                 continue
             check_recipe(manifest["recipe"], self.recipe, path, self.restart_hint)
@@ -90,8 +96,8 @@ class Checkpoints:
                 _load(path, draft, optimiser, self.accelerator)
             except (OSError, RuntimeError, ValueError, UnpicklingError, SafetensorError) as error:
                 raise UserError(
-                    f"{path} is damaged ({error}). Remove that folder and run again: training goes on from the "
-                    "one before it."
+                    f"{path} is damaged ({error}). Remove that folder and run again: training goes on from "
+                    "the one before it."
                 ) from error
             counters = Counters(**manifest["counters"])
             self.say(f"Resuming from {path} (step {counters.step}).")
@@ -127,6 +133,17 @@ class Checkpoints:
             return manifest
         self.say(f"{path} is not whole; trying the one before it.")
         return None
+
+
+def save_draft(draft: PreTrainedModel, folder: Path) -> None:
+    """`save_pretrained` without its progress bar, which would break up the training's."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        draft.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def check_recipe(before: dict[str, Any], now: dict[str, Any], path: Path, restart_hint: str) -> None:

@@ -43,11 +43,11 @@ class _Spread:
 @torch.no_grad()
 def evaluate_held_out(
     model: torch.nn.Module,
-    target: CapturingTarget,
-    layers: list[int],
-    dtype: torch.dtype,
     rows: Rows,
     how: HeldOut,
+    *,
+    target: CapturingTarget,
+    layers: list[int],
     coefficients: dict[str, float],
     accelerator: Accelerator,
 ) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def evaluate_held_out(
     training = model.training
     model.eval()
     for (batch,) in windows(chosen, plan, accelerator.process_index, seed=None):
-        loss = model(draft_batch(batch, target, layers, dtype, how.steps))
+        loss = model(draft_batch(batch, target, layers, how.steps))
         meter.add(loss, batch.token_count, batch.counted)
         if batch.counted:
             walked += _walk(batch, loss, how)
@@ -66,9 +66,9 @@ def evaluate_held_out(
     meter = meter.over_all(accelerator)
     walked = Walk.from_counts([round(count) for count in total(accelerator, walked.counts())])
     return {
-        "rows": len(chosen),
-        "tokens": int(meter.tokens),
-        **meter.record(coefficients),
+        "held_out_rows": len(chosen),
+        "held_out_tokens": int(meter.tokens),
+        **{f"held_out_{name}": value for name, value in meter.record(coefficients).items()},
         "k": how.steps,
         "tau": walked.tau,
         "acceptance": walked.conditional,

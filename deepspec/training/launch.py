@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, gather
 
 from deepspec.config.schema import Precision
@@ -28,6 +29,7 @@ def join_processes(device: str) -> PartialState:
                 f"Training under {plugin} is not supported: a draft is small, plain data parallelism "
                 "(torchrun --nproc-per-node N, or accelerate launch --multi_gpu) trains it."
             )
+    AcceleratorState._reset_state()  # an earlier run in this process (a sweep) may have had another precision
     return PartialState(cpu=_on_cpu(device))
 
 

@@ -31,11 +31,11 @@ from deepspec.training.launch import check_gradients_agree
 from deepspec.training.meters import Meter
 from deepspec.training.optimiser import (
     Micro,
+    Stepper,
     StepResult,
     learning_rate,
     loss_coefficients,
     new_optimiser,
-    optimiser_step,
 )
 from deepspec.training.progress import Progress
 from deepspec.training.trackers import NoTracker, RunTracker, scalars
@@ -70,17 +70,17 @@ def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> C
     recipe, a loss that stays not finite.
     """
     config, accelerator = run.config, run.accelerator
-    check_settings(config)
     check_rows(rows, "The training data")
     plan = new_plan(config, len(rows), accelerator.num_processes)
     coefficients = loss_coefficients(draft.default_loss, config.loss)
     torch.manual_seed(config.seed + accelerator.process_index)
     draft.to(accelerator.device).train()
     model, optimiser = accelerator.prepare(draft, new_optimiser(draft, config))
-    checkpoints = _checkpoints(run, plan)
+    checkpoints = _checkpoints(run)
     counters = _start(checkpoints, draft, optimiser, config)
     progress = Progress(plan.steps, counters.step, accelerator.is_main_process)
-    state = _State(run, draft, model, optimiser, checkpoints, counters, coefficients, progress)
+    stepper = Stepper(model, optimiser, coefficients, config.clip, accelerator)
+    state = _State(run, draft, stepper, checkpoints, counters, progress)
     try:
         with ExitStack() as stack:
             if accelerator.is_main_process:
@@ -100,31 +100,15 @@ def new_plan(config: TrainConfig, rows: int, ranks: int) -> Plan:
     return plan
 
 
-def check_settings(config: TrainConfig) -> None:
-    """Refuse numbers that mean nothing, by name."""
-    at_least_one = ("batch_size", "accumulation", "log_every", "eval_every", "eval_rows", "eval_steps")
-    for name in (*at_least_one, "checkpoint_every", "keep_last"):
-        if getattr(config, name) < 1:
-            raise UserError(f"train.{name} is {getattr(config, name)}; it must be at least 1.")
-    if config.epochs <= 0 or config.learning_rate <= 0 or not 0 <= config.warmup <= 1:
-        raise UserError("train.epochs and train.learning_rate must be above 0, train.warmup in 0…1.")
-    if config.max_steps is not None and config.max_steps < 1:
-        raise UserError(f"train.max_steps is {config.max_steps}; it must be at least 1, or null.")
-    if config.resume not in ("auto", "never"):
-        raise UserError(f"train.resume is {config.resume!r}; it must be auto or never.")
-
-
 @dataclass
 class _State:
     """What changes during a run, and what it changes through."""
 
     run: Run
     draft: TrainableDraft
-    model: torch.nn.Module
-    optimiser: AcceleratedOptimizer
+    stepper: Stepper
     checkpoints: Checkpoints
     counters: Counters
-    coefficients: dict[str, float]
     progress: Progress
     meter: Meter = field(default_factory=Meter)
     history: History | None = None
@@ -134,7 +118,7 @@ class _State:
         if self.history is not None:
             self.history.add(record)
             self.progress.show(record)
-            name = "evaluation" if "evaluation" in record else "train"
+            name = "held_out" if "tau" in record else "train"
             self.run.tracker.log(record["step"], scalars(record, name))
             if self.run.on_progress is not None:
                 self.run.on_progress(record)
@@ -160,7 +144,7 @@ def _steps(state: _State, plan: Plan, rows: Rows, held_out_rows: Rows, interrupt
         last = counters.step == plan.steps
         if counters.step % config.log_every == 0 or last:
             _log(state, rate, result)
-        if (counters.step % config.eval_every == 0 or last) and len(held_out_rows):
+        if (counters.step % config.eval_every == 0 or last) and min(len(held_out_rows), config.eval_rows):
             _evaluate(state, held_out_rows)
         stop = interrupt.signal is not None if alone else result.stop
         if counters.step % config.checkpoint_every == 0 or last or stop:
@@ -173,32 +157,19 @@ def _steps(state: _State, plan: Plan, rows: Rows, held_out_rows: Rows, interrupt
 def _one_step(
     state: _State, window: list[RowBatch], rate: float, stop: bool, check: Callable[[], None] | None
 ) -> StepResult:
-    run, dtype = state.run, next(state.draft.parameters()).dtype
-    captured = [
-        Micro(draft_batch(one, run.target, state.draft.capture_layers, dtype), one.token_count, one.counted)
-        for one in window
-    ]
-    for group in state.optimiser.param_groups:
+    run, layers = state.run, state.draft.capture_layers
+    captured = [Micro(draft_batch(one, run.target, layers), one.token_count, one.counted) for one in window]
+    for group in state.stepper.optimiser.param_groups:
         group["lr"] = rate
 
     def on_loss(loss: DraftLoss, micro: Micro) -> None:
         state.meter.add(loss, micro.tokens, micro.counted)
 
-    return optimiser_step(
-        state.model,
-        state.optimiser,
-        captured,
-        state.coefficients,
-        run.config.clip,
-        run.accelerator,
-        on_loss,
-        check,
-        stop,
-    )
+    return state.stepper.take(captured, on_loss, check, stop)
 
 
 def _gradient_check(state: _State) -> Callable[[], None]:
-    return lambda: check_gradients_agree(state.model, state.run.accelerator)
+    return lambda: check_gradients_agree(state.stepper.model, state.run.accelerator)
 
 
 def _count_not_finite(state: _State, result: StepResult) -> None:
@@ -226,7 +197,7 @@ def _log(state: _State, rate: float, result: StepResult) -> None:
             "rows": counters.rows,
             "tokens": counters.tokens,
             "seconds": counters.seconds,
-            **seen.record(state.coefficients),
+            **seen.record(state.stepper.coefficients),
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm,
             "skipped": counters.skipped,
@@ -240,19 +211,17 @@ def _evaluate(state: _State, rows: Rows) -> None:
     how = HeldOut(
         run.config.eval_rows, run.config.eval_steps, run.sampled, run.config.seed, run.config.batch_size
     )
-    dtype = next(state.draft.parameters()).dtype
     found = evaluate_held_out(
-        state.model,
-        run.target,
-        state.draft.capture_layers,
-        dtype,
+        state.stepper.model,
         rows,
         how,
-        state.coefficients,
-        run.accelerator,
+        target=run.target,
+        layers=state.draft.capture_layers,
+        coefficients=state.stepper.coefficients,
+        accelerator=run.accelerator,
     )
     state.counters.evaluation = found
-    state.record({"step": state.counters.step, "evaluation": found})
+    state.record({"step": state.counters.step, **found})
 
 
 def _save(state: _State) -> None:
@@ -260,7 +229,7 @@ def _save(state: _State) -> None:
     seen, mine = state.meter.over_all(state.run.accelerator), state.meter.cleared()
     state.meter = seen if state.run.accelerator.is_main_process else mine
     state.counters.meter = asdict(seen)
-    state.checkpoints.save(state.draft, state.optimiser, state.counters)
+    state.checkpoints.save(state.draft, state.stepper.optimiser, state.counters)
 
 
 def _leave(state: _State, interrupt: Interrupt) -> None:
@@ -271,10 +240,10 @@ def _leave(state: _State, interrupt: Interrupt) -> None:
     raise SystemExit(interrupt.exit_code)
 
 
-def _checkpoints(run: Run, plan: Plan) -> Checkpoints:
+def _checkpoints(run: Run) -> Checkpoints:
     return Checkpoints(
         folder=run.out / "checkpoints",
-        recipe={**run.recipe, "effective_batch": plan.rows_a_step, "steps": plan.steps},
+        recipe=run.recipe,
         keep_last=run.config.keep_last,
         accelerator=run.accelerator,
         restart_hint=f"{run.command} train.resume=never",

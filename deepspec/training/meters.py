@@ -1,6 +1,7 @@
 """Sums over micro-batches and processes, and the means shown of them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,10 @@ from torch import Tensor
 from deepspec.drafts.contract import DraftLoss
 
 
-def total(accelerator: Accelerator, values: list[float]) -> list[float]:
+def total(accelerator: Accelerator, values: Sequence[float]) -> list[float]:
     """Each value summed over all processes, in float64."""
     if accelerator.num_processes == 1:
-        return values
+        return list(values)
     mine = torch.tensor(values, dtype=torch.float64, device=accelerator.device)
     summed = accelerator.reduce(mine, reduction="sum")
     return summed.tolist()
@@ -69,13 +70,24 @@ class Meter:
         ]
         summed = iter(total(accelerator, [value for row in rows for value in row]))
         sums, weights, valid, match, overlap, tokens = [[next(summed) for _ in row] for row in rows]
-        by_name = (dict(zip(names, values, strict=True)) for values in (sums, weights))
-        return Meter(*by_name, valid, match, overlap, tokens[0])
+        return Meter(
+            sums=dict(zip(names, sums, strict=True)),
+            weights=dict(zip(names, weights, strict=True)),
+            valid=valid,
+            match=match,
+            overlap=overlap,
+            tokens=tokens[0],
+        )
 
     def cleared(self) -> "Meter":
         """Zeros of the same layout, so that it still adds up with other processes'."""
-        zeros = ([0.0] * len(row) for row in (self.valid, self.match, self.overlap))
-        return Meter(dict.fromkeys(self.sums, 0.0), dict.fromkeys(self.weights, 0.0), *zeros)
+        return Meter(
+            sums=dict.fromkeys(self.sums, 0.0),
+            weights=dict.fromkeys(self.weights, 0.0),
+            valid=[0.0] * len(self.valid),
+            match=[0.0] * len(self.match),
+            overlap=[0.0] * len(self.overlap),
+        )
 
     def record(self, coefficients: dict[str, float]) -> dict[str, Any]:
         """loss (total and by part), accuracy and alpha by draft step; what had no sample is null."""

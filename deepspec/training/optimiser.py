@@ -63,49 +63,65 @@ class StepResult:
     stop: bool
 
 
-def optimiser_step(
-    model: torch.nn.Module,
-    optimiser: AcceleratedOptimizer,
-    window: Sequence[Micro],
-    coefficients: dict[str, float],
-    clip: float,
-    accelerator: Accelerator,
-    on_loss: Callable[[DraftLoss, Micro], None],
-    on_gradients: Callable[[], None] | None = None,
-    stop: bool = False,
-) -> StepResult:
-    """One step on Σ_part c_part · Σ sum / Σ weight, both sums over all micro-batches of all processes.
+@dataclass
+class Stepper:
+    """Takes optimiser steps. coefficients: weight of each loss part. clip: gradient norm, 0 = off."""
 
-    With one micro-batch the weights are those of its own forward. With more, the first backward needs the
-    weights of the last forward: a pass without gradients finds them, at the price of one forward more.
-    `stop` of any process is known to all afterwards. A loss or gradient that is not finite changes nothing.
-    """
-    names = sorted(coefficients)
-    losses = [model(window[0].batch)] if len(window) == 1 else _without_gradients(model, window)
-    totals = total(accelerator, [*_totals(names, losses, window), float(stop)])
-    sums, weights, stopped = totals[: len(names)], totals[len(names) : -1], totals[-1] > 0
-    if not all(math.isfinite(value) for value in totals):
-        return StepResult(False, None, stopped)
-    scales = {
-        name: coefficients[name] * accelerator.num_processes / weight if weight else 0.0
-        for name, weight in zip(names, weights, strict=True)
-    }
-    for index, micro in enumerate(window):
-        last = index == len(window) - 1
-        with nullcontext() if last else accelerator.no_sync(model):
-            loss = losses[0] if len(window) == 1 else model(micro.batch)
-            parts = sums_and_weights(loss)[0]
-            share = 1.0 if micro.counted else 0.0
-            accelerator.backward(sum(scales[name] * share * parts[name] for name in names))
-        on_loss(loss, micro)
-    if on_gradients is not None:
-        on_gradients()
-    norm = float(accelerator.clip_grad_norm_(model.parameters(), clip or math.inf))
-    finite = math.isfinite(norm) or accelerator.scaler is not None  # a scaler skips and adapts by itself
-    if finite:
-        optimiser.step()
-    optimiser.zero_grad()
-    return StepResult(finite, norm if math.isfinite(norm) else None, stopped)
+    model: torch.nn.Module
+    optimiser: AcceleratedOptimizer
+    coefficients: dict[str, float]
+    clip: float
+    accelerator: Accelerator
+
+    def take(
+        self,
+        window: Sequence[Micro],
+        on_loss: Callable[[DraftLoss, Micro], None],
+        on_gradients: Callable[[], None] | None = None,
+        stop: bool = False,
+    ) -> StepResult:
+        """One step on Σ_part c_part · Σ sum / Σ weight, both sums over all micro-batches of all processes.
+
+        With one micro-batch the weights are those of its own forward. With more, the first backward needs
+        the weights of the last forward: a pass without gradients finds them, at the price of one forward
+        more. `stop` of any process is known to all afterwards. A loss or gradient that is not finite changes
+        nothing.
+        """
+        names = sorted(self.coefficients)
+        alone = len(window) == 1
+        losses = [self.model(window[0].batch)] if alone else _without_gradients(self.model, window)
+        totals = total(self.accelerator, [*_totals(names, losses, window), float(stop)])
+        stopped = totals[-1] > 0
+        if not all(math.isfinite(value) for value in totals):
+            return StepResult(False, None, stopped)
+        scales = self._scales(names, totals[len(names) : -1])
+        for index, micro in enumerate(window):
+            last = index == len(window) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                loss = losses[0] if alone else self.model(micro.batch)
+                parts = sums_and_weights(loss)[0]
+                share = 1.0 if micro.counted else 0.0
+                self.accelerator.backward(sum(scales[name] * share * parts[name] for name in names))
+            on_loss(loss, micro)
+        if on_gradients is not None:
+            on_gradients()
+        return self._update(stopped)
+
+    def _scales(self, names: list[str], weights: list[float]) -> dict[str, float]:
+        """What each part's sum is multiplied by: data parallelism averages gradients over the processes."""
+        return {
+            name: self.coefficients[name] * self.accelerator.num_processes / weight if weight else 0.0
+            for name, weight in zip(names, weights, strict=True)
+        }
+
+    def _update(self, stopped: bool) -> StepResult:
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip or math.inf))
+        # a scaler (fp16) skips and adapts by itself
+        finite = math.isfinite(norm) or self.accelerator.scaler is not None
+        if finite:
+            self.optimiser.step()
+        self.optimiser.zero_grad()
+        return StepResult(finite, norm if math.isfinite(norm) else None, stopped)
 
 
 @torch.no_grad()
@@ -124,7 +140,7 @@ def _totals(names: list[str], losses: list[DraftLoss], window: Sequence[Micro]) 
         raise ValueError(f"The draft's loss has the parts {sorted(parts[0][0])}, its `default_loss` {names}.")
     shares = [1.0 if micro.counted else 0.0 for micro in window]
     return [
-        sum(share * float(part[which][name]) for share, part in zip(shares, parts, strict=True))
+        sum(share * float(part[which][name].detach()) for share, part in zip(shares, parts, strict=True))
         for which in (0, 1)
         for name in names
     ]

@@ -33,15 +33,15 @@ class TensorBoardTracker:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WandbTracker:
@@ -62,9 +62,11 @@ class WandbTracker:
         elif mode == "online":
             say(f"wandb's server did not answer within {ONLINE_SECONDS} s; it records offline.")
         if self._run is None:
-            offline = "disabled" if mode == "disabled" else "offline"
-            self._run = wandb.init(**common, mode=offline, settings=settings)
-            say(f"wandb is {offline}. Upload later with: wandb sync {folder / 'wandb'}/offline-run-*")
+            self._run = wandb.init(
+                **common, mode="disabled" if mode == "disabled" else "offline", settings=settings
+            )
+            if mode != "disabled":
+                say(f"wandb records offline; upload with: wandb sync {folder / 'wandb'}/offline-run-*")
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
