@@ -194,6 +194,19 @@ def test_accumulated_run_equals_the_run_with_the_larger_batch(tmp_path: Path) ->
         assert left.get("tau") == right.get("tau")
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns_resumes_and_keeps_float32_weights(tmp_path: Path, precision: str) -> None:
+    options = {"epochs": 12.0, "batch_size": 2, "dtype": "float32", "run_precision": precision}
+    main(tmp_path / "whole", options)
+    logs = [record for record in records(tmp_path / "whole") if "loss" in record]
+    assert logs[-1]["loss"] < 0.8 * logs[0]["loss"]
+    assert {one.dtype for one in weights(tmp_path / "whole").values()} == {torch.float32}
+    with pytest.raises(SystemExit):
+        main(tmp_path / "cut", {**options, "signal_at": {"step": 5, "signal": signal.SIGTERM}})
+    main(tmp_path / "cut", options)
+    assert equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
 def test_plan_ends_with_the_epochs_or_max_steps() -> None:
     assert new_plan(TrainConfig(epochs=1.5, batch_size=2), 10, 1).steps == 8
     assert new_plan(TrainConfig(epochs=1.5, batch_size=2, accumulation=2), 10, 2).steps == 2

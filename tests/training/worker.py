@@ -2,7 +2,7 @@
 
 `python -m tests.training.worker OUT '{"batch_size": 2, …}'`: TrainConfig's keys, and `rows`, `dtype`,
 `dropout`, `recipe`, `signal_at` {"step": n, "signal": number} (sent to itself when that step is logged),
-`bare` (accelerate is not told to use the CPU).
+`run_precision`.
 """
 
 import json
@@ -35,11 +35,8 @@ def main(out: Path, options: dict[str, Any]) -> None:
     dtype = getattr(torch, options.pop("dtype", "float64"))
     data = rows(options.pop("rows", 11))
     dropout, signal_at = options.pop("dropout", 0.0), options.pop("signal_at", None)
-    if options.pop("bare", False):
-        accelerator = new_accelerator("cuda", Precision.no, lambda: Precision.no)
-    else:
-        join_processes("cpu")
-        accelerator = new_accelerator("cpu", Precision.no, lambda: Precision.no)
+    precision = Precision(options.pop("run_precision", "no"))
+    accelerator = accelerator_for_tests(precision)
     recipe = options.pop("recipe", {})
     run = Run(FakeTarget(dtype), TrainConfig(**{**SETTINGS, **options}), accelerator, out, recipe=recipe)
 
@@ -54,10 +51,10 @@ def main(out: Path, options: dict[str, Any]) -> None:
     save_file(draft.state_dict(), out / f"trained-{accelerator.process_index}.safetensors")
 
 
-def accelerator_for_tests() -> Accelerator:
-    """One process on the CPU."""
+def accelerator_for_tests(precision: Precision = Precision.no) -> Accelerator:
+    """On the CPU, with whatever processes torchrun has started."""
     join_processes("cpu")
-    return new_accelerator("cpu", Precision.no, lambda: Precision.no)
+    return new_accelerator("cpu", precision, lambda: Precision.no)
 
 
 if __name__ == "__main__":
