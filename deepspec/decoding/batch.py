@@ -49,7 +49,9 @@ class Row:
 
     def result(self) -> Result:
         seconds = time.perf_counter() - self.started - self.prefill_seconds
-        return Result(self.request.id, self.tokens, self.finish or "", self.prefill_seconds, seconds, self.rounds)
+        return Result(
+            self.request.id, self.tokens, self.finish or "", self.prefill_seconds, seconds, self.rounds
+        )
 
 
 class Batch:
@@ -58,7 +60,9 @@ class Batch:
     Plain decoding (`draft` None) is the same round with an empty proposal: no hooks, capture or rule.
     """
 
-    def __init__(self, target: Target, draft: Drafter | None, k: int, max_rows: int, sampled_rule: bool) -> None:
+    def __init__(
+        self, target: Target, draft: Drafter | None, k: int, max_rows: int, sampled_rule: bool
+    ) -> None:
         self.target, self.draft, self.k, self.max_rows = target, draft, k, max_rows
         self.sampled_rule = sampled_rule
         self.layers: list[int] = list(getattr(draft, "capture_layers", [])) if draft is not None else []
@@ -66,6 +70,7 @@ class Batch:
         self.rows: list[Row] = []
         self.state: State | None = None
         self.draft_state: Any = None
+        self.drafted: list[int] = []  # tokens proposed this round, a row, before any cut
 
     @torch.inference_mode()
     def admit(self, request: Request, limit: int) -> Row:
@@ -129,11 +134,11 @@ class Batch:
         kept = [(row, row.commit(tokens)) for row, tokens in zip(self.rows, committed, strict=True)]
         ended = time.perf_counter()
         for index, (row, tokens_kept) in enumerate(kept):
-            length, whole = proposal.length[index], len(committed[index])
+            whole = len(committed[index])
             row.rounds.append(
                 Round(
-                    drafted=length,
-                    verified=length,
+                    drafted=self.drafted[index],
+                    verified=proposal.length[index],
                     accepted=accepted[index],
                     committed=len(tokens_kept),
                     cut=len(tokens_kept) < whole,
@@ -150,9 +155,17 @@ class Batch:
         count = min(self.k, max(row.remaining for row in self.rows) - 1)
         if self.draft is None or count < 1:
             empty = torch.empty(len(self.rows), 0, dtype=torch.long, device=self.target.device)
-            return Proposal(empty, [0] * len(self.rows))
-        control = RoundControl([row.request for row in self.rows], [len(row.tokens) for row in self.rows], count)
-        return self.draft.propose(self.draft_state, control)
+            self.drafted = [0] * len(self.rows)
+            return Proposal(empty, self.drafted)
+        control = RoundControl(
+            [row.request for row in self.rows], [len(row.tokens) for row in self.rows], count
+        )
+        proposal = self.draft.propose(self.draft_state, control)
+        # Row by row, so that a request's rounds do not depend on what its batch mates have left.
+        limits = [max(0, row.remaining - 1) for row in self.rows]
+        self.drafted = proposal.length
+        proposal.length = [min(pair) for pair in zip(proposal.length, limits, strict=True)]
+        return proposal
 
     def _judge(self, proposal: Proposal, logits: Tensor) -> tuple[list[int], list[int]]:
         """Accepted lengths and the target's own next tokens, a Python int a row (the round's one transfer)."""
@@ -173,7 +186,9 @@ class Batch:
         """Keyed by output position: drafted token i's accept draw, and the next token's for each length."""
         rows = len(self.rows)
         if greedy:
-            return torch.zeros(rows, count, dtype=torch.float64), torch.zeros(rows, count + 1, dtype=torch.float64)
+            return torch.zeros(rows, count, dtype=torch.float64), torch.zeros(
+                rows, count + 1, dtype=torch.float64
+            )
         seeds = [row.request.seed for row in self.rows]
         positions = [len(row.tokens) for row in self.rows]
         return (

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from deepspec.target.layout import Layout, additive_mask
 from deepspec.target.state import State
 
 
@@ -35,7 +34,9 @@ class Attention(nn.Module):
         """[B, heads, T, d] → [B, T, hidden]."""
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
-    def cached(self, x: Tensor, rotary: tuple[Tensor, Tensor], state: State, layer: int, mask: Tensor) -> Tensor:
+    def cached(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], state: State, layer: int, mask: Tensor
+    ) -> Tensor:
         """Decoding: append to layer `layer` of `state` (planned by the caller) and attend over all of it."""
         q, k, v = self.project(x, rotary)
         k, v = state.update(k, v, layer)
@@ -73,21 +74,21 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-class Rotary(nn.Module):
-    """cos and sin by the target's own rope parameters (scaling included), for the draft's head size."""
+class Rotary:
+    """cos and sin by the target's own rope parameters (scaling included), for the draft's head size.
+
+    Not a module: its table is computed, not learnt, and must survive loading on the meta device.
+    """
 
     def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.inner = LlamaRotaryEmbedding(config)
+        self.config = config
+        self.inner: LlamaRotaryEmbedding | None = None
 
-    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [B, T] → cos, sin [B, T, d] in the dtype of `like`."""
+        if self.inner is None or self.inner.inv_freq.device != like.device:
+            self.inner = LlamaRotaryEmbedding(self.config).to(like.device)
         return self.inner(like, positions)
-
-
-def cached_mask(layout: Layout, like: Tensor) -> Tensor:
-    """The additive mask of a layout in the dtype the attention will run in."""
-    return additive_mask(layout, like.dtype)
 
 
 def draft_shape(target_config: Any) -> dict[str, Any]:
@@ -120,7 +121,9 @@ def _dense_width(config: Any) -> int:
 
 def _rope(config: Any) -> dict[str, Any]:
     rope = dict(getattr(config, "rope_parameters", None) or {})
-    if "rope_type" not in rope and "rope_theta" not in rope:  # one entry per attention type: take the global one
+    if (
+        "rope_type" not in rope and "rope_theta" not in rope
+    ):  # one entry per attention type: take the global one
         rope = dict(rope.get("full_attention") or {})
     rope.setdefault("rope_type", "default")
     rope.setdefault("rope_theta", 10000.0)

@@ -26,7 +26,9 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     without decoder layers.
     """
     path = _path(config)
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
+    device = torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    )
     common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     try:
         model_config = AutoConfig.from_pretrained(path, **common)
@@ -35,7 +37,7 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
         model = _model(path, config, dtype, common)
     except (OSError, ValueError) as error:
         raise UserError(_explain(config, error)) from error
-    target = Target(model.to(device), tokenizer, config.name)
+    target = Target(model.to(device), tokenizer, config.name)  # type: ignore[arg-type]
     target.identity = _identity(target, config, path)
     target.check_layers(layers)
     return target
@@ -55,7 +57,9 @@ def _path(config: TargetConfig) -> str:
         return str(builtin_folder(config.path.removeprefix(BUILTIN)))
     local = Path(config.path).expanduser()
     if config.path.startswith((".", "/", "~")) and not (local / "config.json").is_file():
-        raise UserError(f"target.path: {config.path} holds no model (no config.json). Give a model folder or a hub name.")
+        raise UserError(
+            f"target.path: {config.path} holds no model (no config.json). Give a model folder or a hub name."
+        )
     return str(local) if local.is_dir() else config.path
 
 
@@ -64,7 +68,9 @@ def _model(path: str, config: TargetConfig, dtype: torch.dtype, common: dict[str
     wanted = ["sdpa", "eager"] if config.attention == "auto" else [config.attention]
     for attention in wanted[:-1]:
         try:
-            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention, **common)
+            return AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, attn_implementation=attention, **common
+            )
         except ValueError as error:
             if "attention" not in str(error).lower():
                 raise

@@ -1,0 +1,188 @@
+"""`python -m deepspec.evaluate +recipe=X`: how much faster is decoding with the draft, for certain?"""
+
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+
+from deepspec.artifacts import fingerprint, read_manifest
+from deepspec.config.app import command, entry
+from deepspec.config.schema import Config, Dtype
+from deepspec.data.conversation import BadRow, Tally
+from deepspec.data.prompts import prompts_sha256, read_prompts
+from deepspec.data.template import ChatTemplate
+from deepspec.drafts.contract import Drafter, TrainableDraft
+from deepspec.drafts.registry import load_draft
+from deepspec.errors import UserError
+from deepspec.evaluation.fit import check_fit, same_dtype
+from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
+from deepspec.evaluation.result import EvaluationResult, load_result, save_result
+from deepspec.evaluation.run import Papers, Subject, check_settings, evaluate
+from deepspec.reporting.html import write_report
+from deepspec.reporting.words import summary_lines
+from deepspec.target import Target, load_target
+from deepspec.training.history import read as read_history
+
+HISTORY_ROWS = 1000  # of the training's history that the result file keeps
+
+
+def run(config: Config) -> Path:
+    """Measure the draft in `config.out`/draft; writes evaluation/result.json and report.html beside it.
+
+    Returns the report's path. What was measured with the same draft and settings is not measured again.
+    UserError (after writing) when a greedy output differs from plain decoding and rounding does not explain it.
+    """
+    check_settings(config)
+    out = Path(config.out)
+    manifest = _draft_manifest(config, out)
+    path = out / "evaluation" / "result.json"
+    made_of = fingerprint(_made_of(config, manifest))
+    if (done := _already_measured(path, made_of)) is not None:
+        print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
+        return _finish(done, path)
+    draft = load_draft(out / "draft")
+    made_for = manifest.get("target") or {}
+    target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
+    allow = config.target.allow_other_target
+    warnings = check_fit(made_for, target.identity, allow, f"The draft in {out / 'draft'}")
+    module: nn.Module = draft
+    module.to(target.device, target.dtype)
+    prompts, source, excluded = _prompts(config, target)
+    papers = Papers(
+        command=command("evaluate"),
+        fingerprint=made_of,
+        settings=_plain(asdict(config)),
+        draft=_describe(draft, manifest),
+        training=_history(out / "history.jsonl"),
+        prompt_source=source,
+        excluded=excluded,
+        warnings=warnings,
+    )
+    subject = Subject(
+        target, cast(Drafter, draft), lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype)))
+    )
+    result = evaluate(config, subject, prompts, papers)
+    save_result(result, path)
+    return _finish(result, path)
+
+
+def _finish(result: EvaluationResult, path: Path) -> Path:
+    """Write the report, print the three lines, and stop with an error if decoding was not lossless."""
+    report = write_report(result, path.with_name("report.html"))
+    print("\n".join([*summary_lines(result), f"report    {report}"]), flush=True)
+    unproven = result.summary.equality.unproven
+    if unproven:
+        raise UserError(
+            f"{unproven} of {result.summary.equality.compared} greedy outputs differ from plain decoding and "
+            f"rounding does not explain it: decoding is not lossless here. The differences are in {report}."
+        )
+    return report
+
+
+def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
+    """All that decides what is measured (not the machine, whose state no fingerprint knows)."""
+    file = Path(config.evaluate.prompts) if config.evaluate.prompts is not None else None
+    return {
+        "draft": {key: manifest.get(key) for key in ("fingerprint", "target", "recipe")},
+        "target": _plain(asdict(config.target)),
+        "decode": _plain(asdict(config.decode)),
+        "evaluate": _plain(asdict(config.evaluate)),
+        "prompts": prompts_sha256(file) if file is not None else None,
+        "system": config.data.system,
+    }
+
+
+def _already_measured(path: Path, made_of: str) -> EvaluationResult | None:
+    """The result at `path` if it is whole and of the same draft, prompts and settings."""
+    if not path.is_file():
+        return None
+    try:
+        result = load_result(path)
+    except UserError:
+        return None  # an older schema or a damaged file: it is measured anew
+    return result if result.fingerprint == made_of else None
+
+
+def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
+    """The trained draft's manifest; trains first where that was asked for."""
+    if config.auto_prepare and not (out / "draft" / "manifest.json").is_file():
+        from deepspec.train import run as train
+
+        train(config)
+    return read_manifest(out / "draft", command("train"))
+
+
+def _prompts(config: Config, target: Target) -> tuple[list[Prompt], str, dict[str, int]]:
+    """All prompts that could be used, where they are from, and how many were left out, by reason."""
+    longest = (
+        target.max_positions - config.decode.max_new_tokens - max([config.decode.k, *config.evaluate.sweep])
+    )
+    if config.evaluate.prompts is None:
+        path = Path(config.out) / "data" / "held_out_prompts.jsonl"
+        prompts, source = read_held_out(path, command("prepare")), "held-out prompts of the data"
+        left_out: dict[str, int] = {}
+    else:
+        path = Path(config.evaluate.prompts)
+        prompts, left_out = _read_file(path, config, target)
+        source = path.name
+    kept, too_long = fitting(prompts, longest)
+    if not kept:
+        raise UserError(
+            f"{path} has no prompt that can be evaluated: {left_out | too_long or 'it is empty'}."
+        )
+    return kept, source, left_out | too_long
+
+
+def _read_file(path: Path, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
+    """A user's own prompts file, each prompt as the target's chat template gives it to decoding."""
+    tally = Tally(strict=config.data.on_error.value == "strict")
+    template = ChatTemplate(target.tokenizer, target.eos)
+    prompts = []
+    for conversation in read_prompts(path, tally):
+        messages = list(conversation.with_system(config.data.system).messages)
+        if conversation.has_answer:
+            messages = messages[:-1]
+        try:
+            tokens = tuple(template.prompt(messages))
+        except BadRow as error:
+            tally.bad(error, str(path), conversation.line, conversation.id)
+            continue
+        prompts.append(Prompt(conversation.id, conversation.category, question(messages), tokens))
+    return prompts, dict(tally.counts)
+
+
+def _describe(draft: TrainableDraft, manifest: dict[str, Any]) -> dict[str, Any]:
+    parameters = list(draft.parameters())
+    return {
+        "algorithm": str(draft.config.model_type),
+        "parameters": sum(p.numel() for p in parameters),
+        "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "capture_layers": draft.capture_layers,
+        "manifest": manifest,
+    }
+
+
+def _history(path: Path) -> list[dict[str, Any]]:
+    """The training's history: all of it if it is short, else evenly thinned (rows of evaluations stay)."""
+    rows = read_history(path)
+    every = max(1, -(-len(rows) // HISTORY_ROWS))
+    return [row for i, row in enumerate(rows) if i % every == 0 or i == len(rows) - 1 or "tau" in row]
+
+
+def _plain(value: Any) -> Any:
+    """The configuration as JSON has it."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+main = entry("evaluate", run)
+
+if __name__ == "__main__":
+    main()

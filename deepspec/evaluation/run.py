@@ -1,0 +1,313 @@
+"""One evaluation from beginning to end: sweep over K, baselines, the main run, the numbers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from deepspec.config.schema import Config, DecodeConfig
+from deepspec.decoding import Engine
+from deepspec.decoding.request import Request, Result, Sampling
+from deepspec.drafts.contract import Drafter
+from deepspec.errors import UserError
+from deepspec.evaluation.bare import draft_steps, logits_two_ways, verify_steps
+from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines, transformers_decode
+from deepspec.evaluation.ideal import measure_steps
+from deepspec.evaluation.machine import NoiseMeter, describe_machine, load_average
+from deepspec.evaluation.measure import (
+    FASTEST,
+    PLAIN,
+    SPECULATIVE,
+    Decode,
+    Hooks,
+    Plan,
+    decodings_of,
+    measure,
+    records,
+)
+from deepspec.evaluation.prompts import Prompt, choose
+from deepspec.evaluation.result import (
+    SCHEMA_VERSION,
+    Baseline,
+    Conditions,
+    EvaluationResult,
+    PromptRecord,
+    StepTimes,
+    SweepPoint,
+)
+from deepspec.evaluation.statistics import null
+from deepspec.evaluation.summary import summarise, summarise_result
+from deepspec.target import Target
+
+BASELINE_PROMPTS = 4  # enough to tell which plain decoding is the fastest; the main run measures it properly
+BASELINE_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass
+class Subject:
+    """What is evaluated. `load_as`: the same target's weights in another dtype, for the baselines."""
+
+    target: Target
+    draft: Drafter
+    load_as: Callable[[str], Target]
+
+
+@dataclass
+class Papers:
+    """What the result file says about where everything comes from."""
+
+    command: str
+    fingerprint: str
+    settings: dict[str, Any]
+    draft: dict[str, Any]
+    training: list[dict[str, Any]]
+    prompt_source: str
+    excluded: dict[str, int]
+    warnings: list[str]
+
+
+def evaluate(config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> EvaluationResult:
+    """Measure everything; writes nothing. Prints progress with the remaining time."""
+    return _Evaluation(config, subject, prompts, papers).result()
+
+
+def check_settings(config: Config) -> None:
+    """UserError, before anything is loaded, for settings that cannot be measured."""
+    evaluate_, decode = config.evaluate, config.decode
+    for key, k in [("decode.k", decode.k), *(("evaluate.sweep", k) for k in evaluate_.sweep)]:
+        if k < 1:
+            raise UserError(f"{key} has K = {k}: a round drafts at least 1 token. Give 1 or more.")
+    least = {
+        "max_prompts": 1,
+        "repeats": 1,
+        "sweep_prompts": 0,
+        "warmup_prompts": 0,
+        "bootstrap": 100,
+        "threads": 0,
+    }
+    for key, minimum in least.items():
+        if getattr(evaluate_, key) < minimum:
+            raise UserError(f"evaluate.{key} is {getattr(evaluate_, key)}: give {minimum} or more.")
+    if decode.max_new_tokens < 2:
+        raise UserError(
+            f"decode.max_new_tokens is {decode.max_new_tokens}: the first token comes from the prefill and "
+            "belongs to no round, so there is nothing to measure. Give 2 or more."
+        )
+
+
+class _Evaluation:
+    def __init__(self, config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> None:
+        check_settings(config)
+        self.config, self.target, self.draft, self.papers = config, subject.target, subject.draft, papers
+        self.load_as = subject.load_as
+        settings, decode = config.evaluate, config.decode
+        if settings.threads > 0:
+            torch.set_num_threads(settings.threads)
+        self.main, self.sweep, self.overlap = choose(prompts, settings.max_prompts, settings.sweep_prompts)
+        self.ks = sorted(set(settings.sweep)) if self.sweep else []
+        self.k = decode.k
+        self.dtype = str(self.target.dtype).removeprefix("torch.")
+        self.plan = Plan(
+            max_new_tokens=decode.max_new_tokens,
+            eos=self.target.eos,
+            sampling=_sampling(decode),
+            seed=decode.seed,
+            repeats=settings.repeats,
+            warmup=settings.warmup_prompts,
+        )
+        self.once = replace(self.plan, repeats=1, warmup=min(1, settings.warmup_prompts))
+        self.meter = NoiseMeter()
+        self.load_before = load_average()
+        self.fastest: Decode | None = None
+
+    def result(self) -> EvaluationResult:
+        with self._progress() as self.bar:
+            sweep = self._sweep()
+            baselines = self._baselines()
+            records = self._main()
+        steps = self._step_times(records)
+        result = EvaluationResult(
+            schema_version=SCHEMA_VERSION,
+            name=self.config.name,
+            command=self.papers.command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            fingerprint=self.papers.fingerprint,
+            settings=self.papers.settings,
+            target=dict(self.target.identity),
+            draft=self.papers.draft,
+            conditions=self._conditions(records, baselines),
+            baselines=baselines,
+            sweep=sweep,
+            step_times=steps,
+            summary=summarise([], resamples=100),
+            categories={},
+            warnings=self.papers.warnings,
+            training=self.papers.training,
+            records=records,
+        )
+        result.summary, result.categories = summarise_result(result)
+        return result
+
+    @contextmanager
+    def _progress(self) -> Iterator[tqdm]:
+        baseline_ways = 2 * len({self.dtype, *BASELINE_DTYPES}) if self.config.evaluate.baselines else 0
+        total = decodings_of(len(self.sweep), len(self.ks) + 1, self.once) if self.ks else 0
+        total += decodings_of(len(self._baseline_prompts()), baseline_ways, self.once)
+        total += decodings_of(len(self.main), 2, self.plan)
+        with tqdm(total=total, unit="answer", smoothing=0.1, dynamic_ncols=True) as bar:
+            yield bar
+
+    def _hooks(self, words: str, metered: bool = False) -> Hooks:
+        self.bar.set_description(words)
+        hooks = Hooks(progress=lambda: _advance(self.bar))
+        return replace(hooks, meter=self.meter) if metered else hooks
+
+    def _speculative(self, k: int) -> Decode:
+        return _decode(Engine(self.target, self.draft, k=k, rule=self.config.decode.rule.value))
+
+    def _sweep(self) -> list[SweepPoint]:
+        """Try every K on a few prompts, all interleaved with plain decoding; keep the fastest."""
+        if not self.ks:
+            return []
+        arms = {PLAIN: _decode(Engine(self.target)), **{str(k): self._speculative(k) for k in self.ks}}
+        results = measure(self.sweep, arms, self.once, self._hooks("choosing K"))
+        points = []
+        for k in self.ks:
+            pair = {PLAIN: results[PLAIN], SPECULATIVE: results[str(k)]}
+            summary = summarise(
+                records(self.sweep, pair, lambda _: "", None),
+                resamples=self.config.evaluate.bootstrap,
+                seed=self.plan.seed,
+            )
+            points.append(SweepPoint(k, summary.tau, summary.speedup_same_loop, chosen=False))
+        best = max(points, key=lambda point: point.speedup.value or 0.0)
+        best.chosen = True
+        self.k = best.k
+        return points
+
+    def _baseline_prompts(self) -> list[Prompt]:
+        return (self.sweep or self.main)[:BASELINE_PROMPTS]
+
+    def _baselines(self) -> list[Baseline]:
+        """Find the fastest plain decoding; when it is not ours, it joins the main run as a third way."""
+        if not self.config.evaluate.baselines:
+            return [Baseline(OURS, self.dtype, null("evaluate.baselines=false"), chosen=True)]
+        targets = {self.dtype: self.target}
+        failed: dict[tuple[str, str], str] = {}
+        for dtype in BASELINE_DTYPES:
+            if dtype not in targets:
+                try:
+                    targets[dtype] = self.load_as(dtype)
+                except (UserError, MemoryError, torch.OutOfMemoryError) as error:
+                    failed |= dict.fromkeys([(OURS, dtype), (TRANSFORMERS, dtype)], f"not timed: {error}")
+        ways: dict[tuple[str, str], Decode] = {}
+        for dtype, target in targets.items():
+            ways[OURS, dtype] = _decode(Engine(target))
+            ways[TRANSFORMERS, dtype] = transformers_decode(target)
+        found = time_baselines(
+            ways,
+            self._baseline_prompts(),
+            self.once,
+            resamples=self.config.evaluate.bootstrap,
+            failed=failed,
+            hooks=self._hooks("plain decoding"),
+        )
+        chosen = next(baseline for baseline in found if baseline.chosen)
+        if (chosen.decoder, chosen.dtype) != (OURS, self.dtype):
+            self.fastest = ways[chosen.decoder, chosen.dtype]
+            self.bar.total += decodings_of(len(self.main), 1, self.plan)
+        return found
+
+    def _main(self) -> list[PromptRecord]:
+        arms = {PLAIN: _decode(Engine(self.target)), SPECULATIVE: self._speculative(self.k)}
+        if self.fastest is not None:
+            arms[FASTEST] = self.fastest
+        results = measure(self.main, arms, self.plan, self._hooks(f"measuring, K={self.k}", metered=True))
+        greedy = self.plan.sampling.temperature == 0
+        proof = logits_two_ways(self.target, self.k) if greedy else None
+        return records(self.main, results, self._text, proof)
+
+    def _text(self, tokens: list[int]) -> str:
+        if self.target.tokenizer is None:
+            return ""
+        kept = tokens[:-1] if tokens and tokens[-1] in self.target.eos else tokens
+        return str(self.target.tokenizer.decode(kept))
+
+    def _step_times(self, records: list[PromptRecord]) -> StepTimes | None:
+        """Bare step times at the middle of a typical answer, for rounds as long as those measured."""
+        rounds = [r for record in records for d in record.speculative for r in d.rounds]
+        if not rounds:
+            return None
+        middle = sorted(range(len(records)), key=lambda i: self._context(records[i]))[len(records) // 2]
+        answer = records[middle].speculative[0].tokens
+        text = [*self.main[middle].tokens, *answer[: (len(answer) + 1) // 2]]
+        committed = max(1, round(sum(r.committed for r in rounds) / len(rounds)))
+        request = self.plan.request(self.main[middle], 0)
+        return measure_steps(
+            verify_steps(self.target, text, self.k + 1),
+            draft_steps(self.target, self.draft, text, request, committed),
+            self.k,
+            context=len(text),
+        )
+
+    @staticmethod
+    def _context(record: PromptRecord) -> float:
+        return record.prompt_tokens + len(record.speculative[0].tokens) / 2
+
+    def _conditions(self, records: list[PromptRecord], baselines: list[Baseline]) -> Conditions:
+        settings, decode = self.config.evaluate, self.config.decode
+        chosen = next(baseline for baseline in baselines if baseline.chosen)
+        return Conditions(
+            dtype=self.dtype,
+            attention=str(getattr(self.target.model.config, "_attn_implementation", "unknown")),
+            k=self.k,
+            rule=_rule(decode),
+            batch_size=1,
+            temperature=decode.temperature,
+            max_new_tokens=decode.max_new_tokens,
+            prompt_source=self.papers.prompt_source,
+            sweep_prompts=len(self.sweep) if self.ks else 0,
+            sweep_overlap=self.overlap if self.ks else 0,
+            excluded=self.papers.excluded,
+            repeats=settings.repeats,
+            resamples=settings.bootstrap,
+            seed=decode.seed,
+            price_per_hour=settings.price_per_hour,
+            fastest_plain=fastest_words(chosen, settings.baselines),
+            machine=describe_machine(self.target.device, self.load_before),
+            noise=self.meter.verdict(records),
+        )
+
+
+def fastest_words(chosen: Baseline, compared: bool) -> str:
+    """What the headline is against, in words that follow "than"."""
+    name = "the same loop without a draft" if chosen.decoder == OURS else chosen.decoder
+    if compared:
+        return f"the fastest plain decoding tried ({name}, {chosen.dtype})"
+    return f"plain decoding by {name} ({chosen.dtype}; no other was tried)"
+
+
+def _sampling(decode: DecodeConfig) -> Sampling:
+    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
+
+
+def _rule(decode: DecodeConfig) -> str:
+    """The rule that `auto` means."""
+    if decode.rule.value != "auto":
+        return decode.rule.value
+    return "greedy" if decode.temperature == 0 else "token"
+
+
+def _decode(engine: Engine) -> Decode:
+    def decode(request: Request) -> Result:
+        return engine.generate([request])[0]
+
+    return decode
+
+
+def _advance(bar: tqdm) -> None:
+    bar.update(1)

@@ -1,0 +1,114 @@
+"""The result in words: what a person reads first, in the terminal and at the top of the page."""
+
+from deepspec.evaluation.result import EvaluationResult, Metric, Summary
+
+
+def number(value: float, digits: int = 2) -> str:
+    """Fixed decimals with a thousands separator."""
+    return f"{value:,.{digits}f}"
+
+
+def interval(metric: Metric, digits: int = 2, unit: str = "") -> str:
+    """`1.21× (95% 1.15–1.27)`, or why there is none."""
+    if metric.value is None:
+        return f"none: {metric.reason}"
+    if metric.low is None or metric.high is None:
+        return f"{number(metric.value, digits)}{unit} (no interval: {metric.reason})"
+    low, high = number(metric.low, digits), number(metric.high, digits)
+    return f"{number(metric.value, digits)}{unit} (95% {low}–{high})"
+
+
+def direction(speedup: Metric) -> str:
+    """`faster`, `slower` or `unclear` (the interval has 1 in it, or there is none)."""
+    if speedup.value is None or speedup.low is None or speedup.high is None:
+        return "unclear"
+    if speedup.low > 1:
+        return "faster"
+    return "slower" if speedup.high < 1 else "unclear"
+
+
+def verdict(result: EvaluationResult) -> str:
+    """The one sentence: how much faster or slower decoding is, and than what."""
+    speedup, against = result.summary.speedup, result.conditions.fastest_plain
+    if speedup.value is None:
+        return f"The speed was not measured: {speedup.reason}."
+    if speedup.low is None or speedup.high is None:
+        return (
+            f"Decoding ran at {number(speedup.value)}× the speed of {against}, on too few prompts to be sure "
+            f"({speedup.reason})."
+        )
+    found, sure = f"{number(speedup.value)}×", f"(95% {number(speedup.low)}–{number(speedup.high)})"
+    match direction(speedup):
+        case "faster":
+            return f"Decoding is {found} faster {sure} than {against}."
+        case "slower":
+            return f"Decoding is slower with the draft: {found} the speed {sure} of {against}."
+        case _:
+            return f"No difference can be told: {found} the speed {sure} of {against}."
+
+
+def alarm(result: EvaluationResult) -> str | None:
+    """The sentence that must come first when an output differs and rounding does not explain it."""
+    equality = result.summary.equality
+    if not equality.unproven:
+        return None
+    return (
+        f"Not lossless: {equality.unproven} of {equality.compared} greedy outputs differ from plain decoding "
+        "and rounding does not explain it. Do not use these numbers."
+    )
+
+
+def tau_words(result: EvaluationResult) -> str:
+    """τ, with K."""
+    return f"{interval(result.summary.tau)} tokens a round, K = {result.conditions.k}"
+
+
+def equality_words(summary: Summary, temperature: float) -> str:
+    """How many outputs equal plain decoding."""
+    if temperature > 0:
+        return f"not compared: sampled outputs (temperature {temperature:g}) differ by chance"
+    equality = summary.equality
+    words = f"{equality.equal} of {equality.compared} greedy outputs equal plain decoding token for token"
+    if equality.proven_ties:
+        words += f", {equality.proven_ties} differ{'s' if equality.proven_ties == 1 else ''} at a proven tie"
+    if equality.unproven:
+        words += f", {equality.unproven} DIFFER WITHOUT A PROOF"
+    return words
+
+
+def method(result: EvaluationResult) -> list[str]:
+    """How it was measured, a sentence each."""
+    conditions, third = result.conditions, any(record.fastest for record in result.records)
+    often = "once" if conditions.repeats == 1 else f"{conditions.repeats} times"
+    found = [
+        f"Every prompt was decoded {often} by each way, the ways taking turns at going first: speculatively, "
+        "and plainly by the same loop with nothing drafted"
+        + ("; and by the fastest plain decoding found." if third else "."),
+        "Speed is total seconds over total tokens of the same prompts; an answer's first token belongs to "
+        "the prefill and is counted apart.",
+        f"Intervals are 95% bootstrap intervals over prompts ({conditions.resamples:,} resamples).",
+    ]
+    if conditions.sweep_prompts:
+        shared = conditions.sweep_overlap
+        among = f"{shared} of them also" if shared else "none of them"
+        found.append(
+            f"K was chosen beforehand on {conditions.sweep_prompts} prompts, {among} among those measured."
+        )
+    if conditions.temperature > 0:
+        found.append(f"Answers were {equality_words(result.summary, conditions.temperature)}.")
+    else:
+        found.append(f"{equality_words(result.summary, conditions.temperature)}.")
+    for reason, count in conditions.excluded.items():
+        found.append(f"Left out: {count} prompt{'s' if count != 1 else ''} ({reason}).")
+    return found
+
+
+def summary_lines(result: EvaluationResult) -> list[str]:
+    """The three lines a terminal shows."""
+    conditions = result.conditions
+    speed = f"{interval(result.summary.speedup, unit='×')} against {conditions.fastest_plain}"
+    return [
+        f"τ         {tau_words(result)}, {result.summary.prompts} prompts",
+        f"speedup   {speed}",
+        f"equality  {equality_words(result.summary, conditions.temperature)}",
+    ]

@@ -1,0 +1,240 @@
+"""The engine against `transformers.generate`, and its sampled output against exact probabilities."""
+
+import itertools
+
+import pytest
+import torch
+
+from deepspec.decoding import Engine, Request, Result, Sampling
+from deepspec.drafts.eagle3 import Eagle3Options
+from deepspec.drafts.registry import new_draft
+from deepspec.errors import UserError
+from deepspec.target import Target
+from tests.models import FAMILIES, VOCAB, prompts, tiny_model, tiny_target
+
+NEW = 40
+
+
+def reference(family: str, prompt: list[int], count: int = NEW, eos: int | None = None) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = tiny_model(family).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def draft_for(target: Target, seed: int = 0, **options: object) -> torch.nn.Module:
+    """A random draft: its proposals are poor, which a lossless decoder must not show."""
+    torch.manual_seed(seed)
+    ids = torch.arange(0, VOCAB, 2)
+    return new_draft(Eagle3Options(vocab_size=len(ids), **options), target, ids).double().eval()
+
+
+def tokens_of(results: list[Result]) -> list[list[int]]:
+    return [result.tokens for result in results]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_greedy_text_is_generates_text(family: str) -> None:
+    target, texts = tiny_target(family), prompts(6, seed=1)
+    expected = [reference(family, text) for text in texts]
+    requests = [Request(text, NEW, id=str(index)) for index, text in enumerate(texts)]
+    draft = draft_for(target)
+    assert tokens_of(Engine(target).generate(requests)) == expected
+    assert tokens_of(Engine(target, max_batch_size=4).generate(requests)) == expected
+    assert tokens_of(Engine(target, draft, k=4).generate(requests)) == expected
+    assert tokens_of(Engine(target, draft, k=3, max_batch_size=4).generate(requests)) == expected
+
+
+def test_a_perfect_draft_is_accepted_whole() -> None:
+    """With the target's own next tokens proposed, every round commits K + 1: the accounting shows it."""
+    target, (text,) = tiny_target("llama"), prompts(1, seed=2)
+    answer = reference("llama", text, 31)
+
+    class Oracle:
+        needs_features = False
+
+        def begin(self, beginning):
+            return {"at": 1}
+
+        def join(self, state, new):
+            return new
+
+        def propose(self, state, control):
+            from deepspec.drafts.contract import Proposal
+
+            ahead = answer[state["at"] : state["at"] + control.max_tokens]
+            ahead += [0] * (control.max_tokens - len(ahead))
+            return Proposal(torch.tensor([ahead]), [control.max_tokens])
+
+        def update(self, state, committed):
+            state["at"] += committed.counts[0]
+
+        def select(self, state, rows):
+            pass
+
+    (result,) = Engine(target, Oracle(), k=5).generate([Request(text, 31)])
+    assert result.tokens == answer
+    assert [r.accepted for r in result.rounds] == [5] * 5
+    assert [r.committed for r in result.rounds] == [6] * 5
+    assert not any(r.cut for r in result.rounds)
+
+
+def test_an_end_token_inside_an_accepted_block_ends_the_answer() -> None:
+    target, (text,) = tiny_target("llama"), prompts(1, seed=4)
+    whole = reference("llama", text)
+    eos = whole[17]
+    expected = whole[: whole.index(eos) + 1]
+    draft = draft_for(target)
+    for engine in (Engine(target), Engine(target, draft, k=6)):
+        (result,) = engine.generate([Request(text, NEW, eos=(eos,))])
+        assert result.tokens == expected
+        assert result.finish == "eos"
+        assert sum(r.committed for r in result.rounds) == len(expected) - 1
+
+
+def test_the_context_limit_ends_the_answer() -> None:
+    target, (text,) = tiny_target("llama"), prompts(1, seed=4)
+    target.max_positions = len(text) + 7
+    for engine in (Engine(target), Engine(target, draft_for(target), k=6)):
+        (result,) = engine.generate([Request(text, NEW)])
+        assert result.tokens == reference("llama", text, 7)
+        assert result.finish == "length"
+
+
+def test_batch_mates_do_not_change_a_sampled_answer() -> None:
+    target, texts = tiny_target("qwen3"), prompts(5, seed=6)
+    draft = draft_for(target)
+    requests = [
+        Request(text, 20 + index, Sampling(0.8, top_p=0.95), seed=index) for index, text in enumerate(texts)
+    ]
+    requests[3] = Request(texts[3], 25)  # a greedy one among them
+    alone = [Engine(target, draft, k=3).generate([request])[0] for request in requests]
+    together = Engine(target, draft, k=3, max_batch_size=4).generate(requests)
+    assert tokens_of(alone) == tokens_of(together)
+    for one, other in zip(alone, together, strict=True):
+        assert [r.accepted for r in one.rounds] == [r.accepted for r in other.rounds]
+
+
+def test_streamed_tokens_are_the_generated_ones() -> None:
+    target, (text,) = tiny_target("llama"), prompts(1, seed=8)
+    engine = Engine(target, draft_for(target), k=4)
+    pieces = list(engine.stream(Request(text, NEW)))
+    assert [token for tokens, _ in pieces for token in tokens] == reference("llama", text)
+    assert pieces[0][1] is None
+    assert all(round_.committed == len(tokens) for tokens, round_ in pieces[1:])
+
+
+def exact_joint(
+    target: Target, prompt: list[int], sampling: Sampling, length: int
+) -> dict[tuple[int, ...], float]:
+    """Exact probabilities of every continuation, by plain forwards of the library alone."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        longer: dict[tuple[int, ...], float] = {}
+        for text, chance in found.items():
+            with torch.no_grad():
+                logits = target.model(torch.tensor([[*prompt, *text]]), use_cache=False).logits[0, -1]
+            for token, p in enumerate((logits / sampling.temperature).softmax(-1).tolist()):
+                longer[(*text, token)] = chance * p
+        found = longer
+    return found
+
+
+@pytest.fixture(scope="module")
+def four_word_target() -> Target:
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=4,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.6)
+    return Target(model, None, "four words")
+
+
+def chi_square(target: Target, draft: object, length: int = 4, runs: int = 3000) -> float:
+    """Σ (observed − expected)²/expected over all 4^length continuations, pooled below 5 expected; as a z-score."""
+    prompt, sampling = [1, 3], Sampling(0.9)
+    exact = exact_joint(target, prompt, sampling, length)
+    engine = Engine(target, draft, k=3, max_batch_size=64)
+    requests = [Request(prompt, length, sampling, seed=seed) for seed in range(runs)]
+    counts = dict.fromkeys(itertools.product(range(4), repeat=length), 0)
+    for result in engine.generate(requests):
+        counts[tuple(result.tokens)] += 1
+    pooled: list[tuple[float, float]] = []
+    rest_seen = rest_expected = 0.0
+    for text, chance in exact.items():
+        if chance * runs >= 5:
+            pooled.append((counts[text], chance * runs))
+        else:
+            rest_seen, rest_expected = rest_seen + counts[text], rest_expected + chance * runs
+    pooled.append((rest_seen, rest_expected))
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in pooled if expected > 0)
+    freedom = len(pooled) - 1
+    return (statistic - freedom) / (2 * freedom) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def four_word_draft(four_word_target: Target) -> torch.nn.Module:
+    torch.manual_seed(5)
+    draft = new_draft(Eagle3Options(vocab_size=None), four_word_target, None).double().eval()
+    with torch.no_grad():
+        draft.lm_head.weight.mul_(3)
+    return draft
+
+
+def test_sampled_text_has_the_targets_distribution(four_word_target: Target, four_word_draft: object) -> None:
+    assert abs(chi_square(four_word_target, four_word_draft)) < 4  # seeds are fixed; p ≈ 1e-4 under the null
+
+
+def test_the_same_statistic_catches_a_broken_rule(
+    four_word_target: Target, four_word_draft: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accepting by the drawn token's own q, the classic leak, must not pass unseen."""
+    from deepspec.decoding import acceptance
+
+    honest = acceptance.token_law
+
+    def leaky(proposal, p):
+        law = honest(proposal, p)
+        q = proposal.q.gather(2, proposal.tokens[..., None])[..., 0]
+        law.accept = torch.where(q >= 0.5, law.accept, 0.0)
+        return law
+
+    monkeypatch.setattr(acceptance, "token_law", leaky)
+    assert chi_square(four_word_target, four_word_draft) > 8
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Request([], 5), "empty prompt"),
+        (Request([3] * 256, 5), "Shorten the prompt"),
+        (Request([3], 0), "max_new_tokens=0"),
+        (Request([3], 5, Sampling(-1.0)), "temperature"),
+    ],
+)
+def test_impossible_requests_are_refused(request_: Request, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Engine(tiny_target("llama")).generate([request_])
+
+
+def test_k_below_one_is_refused() -> None:
+    with pytest.raises(UserError, match=r"decode\.k is 0"):
+        Engine(tiny_target("llama"), k=0)

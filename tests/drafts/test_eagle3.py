@@ -1,0 +1,229 @@
+"""EAGLE-3: alignment against a plain loop, training logits against decoding logits, saved against loaded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepspec.decoding import Engine, Request
+from deepspec.drafts.contract import Beginning, Committed, DraftBatch, DraftContext
+from deepspec.drafts.eagle3 import Eagle3Draft, Eagle3Options, default_layers
+from deepspec.drafts.registry import load_draft, new_draft
+from deepspec.drafts.unrolled import supervised
+from deepspec.errors import UserError
+from deepspec.target import Target
+from tests.models import VOCAB, prompts, tiny_target
+
+FAMILIES = ["llama", "qwen3", "gemma3", "deepseek_v3", "gpt_oss"]
+IDS = torch.arange(0, VOCAB, 2)
+VARIANTS = {
+    "plain": {},
+    "two layers": {"layers": 2},
+    "3.1": {"norm_layers": True, "normalised_feedback": True},
+}
+
+
+def make(target: Target, seed: int = 0, reduced: bool = True, **options: object) -> Eagle3Draft:
+    torch.manual_seed(seed)
+    chosen = Eagle3Options(vocab_size=len(IDS) if reduced else None, ttt_steps=4, **options)
+    return new_draft(chosen, target, IDS if reduced else None).double().eval()
+
+
+def batch_of(
+    target: Target, draft: Eagle3Draft, texts: list[list[int]], answers_from: list[int]
+) -> DraftBatch:
+    """One packed row of the texts; everything from `answers_from[d]` on is the assistant's."""
+    tokens = torch.tensor([[token for text in texts for token in text]])
+    documents = torch.tensor([[d for d, text in enumerate(texts) for _ in text]])
+    positions = torch.tensor([[i for text in texts for i in range(len(text))]])
+    mask = torch.tensor([[i >= answers_from[d] for d, text in enumerate(texts) for i in range(len(text))]])
+    captured = target.capture(tokens, positions, documents, draft.capture_layers)
+    context = DraftContext(target)
+    return DraftBatch(context, tokens, mask, documents, positions, captured.features, captured.last_hidden)
+
+
+def test_supervised_rows_are_those_of_a_plain_loop() -> None:
+    mask = [0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 0]
+    docs = [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1]
+    steps, length = 3, len(mask)
+    found = supervised(torch.tensor([mask]).bool(), torch.tensor([docs]), steps)[0]
+    for row in range(length):
+        for k in range(1, steps + 1):
+            anchor = row + 1
+            needed = [anchor, *range(anchor + 1, anchor + k + 1)]
+            inside = needed[-1] < length and all(docs[j] == docs[row] >= 0 and mask[j] for j in needed)
+            assert bool(found[row, k - 1]) == inside, (row, k)
+
+
+def step_logits(draft: Eagle3Draft, target: Target, text: list[int], anchor: int, steps: int) -> torch.Tensor:
+    """[K, Vd] logits that `propose` computes after `text[:anchor+1]`, forced along the text's own tokens."""
+    tokens = torch.tensor([text[: anchor + 1]])
+    captured = target.capture(
+        tokens[:, :anchor], torch.arange(anchor)[None], torch.zeros(1, anchor).long(), draft.capture_layers
+    )
+    state = draft.begin(Beginning(DraftContext(target), tokens, captured.features, 64))
+    forced = Forced(text[anchor + 1 :], steps)
+    with torch.inference_mode():
+        draft.propose(state, forced)
+    return torch.stack(forced.logits)
+
+
+class Forced:
+    """A control that 'draws' given tokens and keeps the logits it was shown."""
+
+    def __init__(self, tokens: list[int], steps: int) -> None:
+        self.tokens, self.max_tokens, self.logits = tokens, steps, []
+
+    def draw(self, logits, parent, vocab=None):
+        self.logits.append(logits[0])
+        return torch.tensor([self.tokens[parent + 1]]), None
+
+    def go_on(self, confidence):
+        return torch.ones(1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_training_logits_are_decoding_logits(
+    family: str, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepspec.drafts import eagle3
+
+    target = tiny_target(family)
+    draft = make(target, **VARIANTS[variant])
+    texts, starts = prompts(2, seed=12, longest=20), [2, 3]
+    texts = [[*text, *range(3, 15)] for text in texts]
+    batch = batch_of(target, draft, texts, starts)
+    seen: dict[int, torch.Tensor] = {}
+    add = eagle3.StepStatistics.add
+    monkeypatch.setattr(
+        eagle3.StepStatistics,
+        "add",
+        lambda self, step, logits, weight: (seen.update({step: logits}), add(self, step, logits, weight)),
+    )
+    with torch.no_grad():
+        loss = draft(batch)
+    where = [torch.nonzero(loss.valid[0, :, step])[:, 0].tolist() for step in range(4)]
+    offset = 0
+    checked = 0
+    for text, start in zip(texts, starts, strict=True):
+        for anchor in range(start, len(text) - 4, 3):
+            expected = step_logits(draft, target, text, anchor, 4)
+            for step in range(4):
+                row = where[step].index(offset + anchor)
+                torch.testing.assert_close(seen[step][row], expected[step], rtol=1e-5, atol=1e-5)
+                checked += 1
+        offset += len(text)
+    assert checked > 20
+
+
+def test_a_packed_batch_is_the_sum_of_its_documents() -> None:
+    target = tiny_target("llama")
+    draft = make(target)
+    texts, starts = [[*text, *range(3, 12)] for text in prompts(3, seed=13)], [1, 2, 3]
+    together = draft(batch_of(target, draft, texts, starts))
+    apart = [
+        draft(batch_of(target, draft, [text], [start])) for text, start in zip(texts, starts, strict=True)
+    ]
+    for part in ("sums", "weights"):
+        total = sum(getattr(loss, part)["soft_ce"] for loss in apart)
+        torch.testing.assert_close(getattr(together, part)["soft_ce"], total, rtol=1e-6, atol=0)
+
+
+def test_the_loss_is_the_formula_in_a_plain_loop() -> None:
+    """Σ_s 0.8^s Σ_rows m·CE(p̃, q), with q from decoding and p from the target's plain forward."""
+    target = tiny_target("llama")
+    draft = make(target)
+    text, start, steps = [*prompts(1, seed=14)[0], *range(3, 11)], 2, 4
+    loss = draft(batch_of(target, draft, [text], [start]))
+    with torch.no_grad():
+        p = target.model(torch.tensor([text]), use_cache=False).logits[0].softmax(-1)
+    total = weight = 0.0
+    for anchor in range(start, len(text) - 1):
+        count = min(steps, len(text) - 1 - anchor)
+        q = step_logits(draft, target, text, anchor, count).log_softmax(-1)
+        for k in range(1, count + 1):
+            kept = p[anchor + k - 1][IDS]
+            total += 0.8 ** (k - 1) * -float((kept * q[k - 1]).sum())
+            weight += 0.8 ** (k - 1) * float(kept.sum())
+    assert float(loss.sums["soft_ce"]) == pytest.approx(total, rel=1e-5)
+    assert float(loss.weights["soft_ce"]) == pytest.approx(weight, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_offline_hits_are_the_engines_rounds(family: str) -> None:
+    """On the target's own greedy text, walking the training statistics gives the engine's accepted lengths."""
+    target = tiny_target(family)
+    draft = make(target, reduced=False)
+    with torch.no_grad():  # lean on the target's head, so that some tokens are accepted
+        draft.lm_head.weight.copy_(target.model.get_output_embeddings().weight)
+    for prompt in prompts(3, seed=15):
+        (result,) = Engine(target, draft, k=4).generate([Request(prompt, 30)])
+        batch = batch_of(target, draft, [[*prompt, *result.tokens]], [len(prompt)])
+        with torch.no_grad():
+            hits = draft(batch).hits[0]
+        anchor = len(prompt)
+        for round_ in result.rounds:
+            accepted = int(hits[anchor, : round_.verified].long().cumprod(0).sum())
+            assert accepted == round_.accepted
+            anchor += round_.committed
+
+
+def test_rejected_drafts_leave_no_trace() -> None:
+    """After partial acceptance the next proposal is that of a fresh start on the same text."""
+    target = tiny_target("llama")
+    draft, context = make(target), DraftContext(target)
+    text = [*prompts(1, seed=16)[0], *range(3, 20)]
+
+    def features(end: int) -> torch.Tensor:
+        tokens = torch.tensor([text[:end]])
+        return target.capture(
+            tokens, torch.arange(end)[None], torch.zeros_like(tokens), draft.capture_layers
+        ).features
+
+    with torch.inference_mode():
+        state = draft.begin(Beginning(context, torch.tensor([text[:6]]), features(5), 64))
+        at = 5
+        for count in (1, 3, 2, 1):
+            draft.propose(state, Forced([7, 8, 9, 10], 4))
+            committed = torch.tensor([text[at + 1 : at + 1 + count]])
+            draft.update(state, Committed(committed, features(at + count)[:, at:], [count]))
+            at += count
+        old, new = Forced([4, 5, 6, 7], 4), Forced([4, 5, 6, 7], 4)
+        draft.propose(state, old)
+        fresh = draft.begin(Beginning(context, torch.tensor([text[: at + 1]]), features(at), 64))
+        draft.propose(fresh, new)
+    torch.testing.assert_close(torch.stack(old.logits), torch.stack(new.logits))
+
+
+def test_saved_and_loaded_drafts_propose_the_same(tmp_path: Path) -> None:
+    target, (prompt,) = tiny_target("qwen3"), prompts(1, seed=17)
+    draft = make(target, norm_layers=True)
+    draft.save_pretrained(tmp_path)
+    names = {name for name, _ in draft.named_parameters()}
+    assert not any("embed" in name for name in names)  # the target's embedding is never copied
+    loaded = load_draft(tmp_path).double()
+    assert torch.equal(loaded.target_ids, IDS)
+    first, second = (Engine(target, d, k=4).generate([Request(prompt, 20)])[0] for d in (draft, loaded))
+    assert [r.accepted for r in first.rounds] == [r.accepted for r in second.rounds]
+    a, b = (step_logits(d, target, [*prompt, *range(3, 12)], len(prompt), 4) for d in (draft, loaded))
+    assert torch.equal(a, b)
+
+
+def test_a_damaged_draft_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        load_draft(tmp_path)
+    draft = make(tiny_target("llama"))
+    draft.save_pretrained(tmp_path)
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors.pop("fc.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="missing_keys"):
+        load_draft(tmp_path)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(30, [1, 14, 26]), (4, [0, 1, 2]), (2, [0]), (1, [0])])
+def test_default_layers_are_clamped(count: int, expected: list[int]) -> None:
+    assert default_layers(count) == (expected if count != 4 else sorted({1, 0}))
