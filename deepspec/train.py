@@ -1,7 +1,8 @@
 """`python -m deepspec.train +recipe=…`: a data artifact and a target to a trained draft."""
 
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,18 @@ from accelerate import Accelerator, PartialState
 
 from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, read_manifest
 from deepspec.config.app import command, entry
-from deepspec.config.schema import Config, Dtype, Precision, TargetConfig
+from deepspec.config.schema import Config, Precision, Tracker
 from deepspec.data.dataset import load_draft_vocab, load_rows
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
+from deepspec.evaluation.fit import check_fit, same_dtype
 from deepspec.target import Target, load_target
 from deepspec.training.checkpoint import Counters, save_draft
 from deepspec.training.launch import describe, join_processes, new_accelerator
 from deepspec.training.loop import Run, train
 from deepspec.training.trackers import new_tracker
 
-MUST_AGREE = ("tokenizer", "hidden_size", "num_layers", "vocab_size")
-MAY_DIFFER = ("name", "weights")
 # Settings of `train` that decide what is learnt; the others (logging, checkpoints, …) may change on resuming.
 DECIDES = ("epochs", "max_steps", "learning_rate", "warmup", "weight_decay", "betas", "clip", "loss", "seed")
 
@@ -41,16 +41,14 @@ def run(config: Config) -> Path:
 
 
 def _run(config: Config, processes: PartialState) -> Path:
-    out = Path(config.out)
+    out, command_again = Path(config.out), command("train")
     data = _data(config, out / "data", processes)
-    with processes.main_process_first():  # a target that must be converted is converted once
-        target = load_target(
-            _same_dtype(config.target, data), getattr(config.draft, "capture_layers", None) or ()
-        )
-    warnings = check_same_target(data["inputs"]["target"], target.identity, config.target.allow_other_target)
+    target = _target(config, data, processes)
+    allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
+    warnings = check_fit(data["inputs"]["target"], target.identity, allow, what)
     accelerator = new_accelerator(config.target.device, config.train.precision, lambda: _precision_of(target))
-    recipe = _recipe(config, data, target, accelerator)
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
+    recipe = _recipe(config, data, target, accelerator)
     if config.train.resume == "auto" and _made_of(out / "draft", recipe):
         say(f"{out / 'draft'} is complete already.")
         return out / "draft"
@@ -58,27 +56,24 @@ def _run(config: Config, processes: PartialState) -> Path:
         say(line)
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, load_draft_vocab(out / "data"))
-    tracker = (
-        new_tracker(config.train.tracker, config.name, recipe, out, say)
-        if accelerator.is_main_process
-        else None
-    )
-    settings = Run(target, config.train, accelerator, out, recipe=recipe, command=command("train"))
-    settings.sampled = data["config"]["temperature"] > 0
-    if tracker is not None:
-        settings.tracker = tracker
-    try:
-        counters = train(
-            draft, load_rows(out / "data", "train"), load_rows(out / "data", "held_out"), settings
-        )
-    finally:
-        if tracker is not None:
-            tracker.close()
+    rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
+    sampled = data["config"]["temperature"] > 0
+    kind = config.train.tracker if accelerator.is_main_process else Tracker.none
+    with closing(new_tracker(kind, config.name, recipe, out, say)) as tracker:
+        settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, sampled)
+        counters = train(draft, rows, held_out, settings)
     if accelerator.is_main_process:
         _save(out / "draft", draft, recipe, counters, warnings)
         say(f"{out / 'draft'} is trained: {_result(counters)}.")
     accelerator.wait_for_everyone()
     return out / "draft"
+
+
+def _target(config: Config, data: dict[str, Any], processes: PartialState) -> Target:
+    """The target; the main process first, so that one which must be converted is converted once."""
+    settings = same_dtype(config.target, data["inputs"]["target"])
+    with processes.main_process_first():
+        return load_target(settings, getattr(config.draft, "capture_layers", None) or ())
 
 
 def _data(config: Config, folder: Path, processes: PartialState) -> dict[str, Any]:
@@ -106,40 +101,9 @@ def _stale(config: Config, folder: Path) -> str:
     return ", ".join(f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key])
 
 
-def _same_dtype(config: TargetConfig, data: dict[str, Any]) -> TargetConfig:
-    """With dtype=auto, the format the data was made in: measuring again may fall the other way."""
-    made_for = data["inputs"]["target"]
-    if config.dtype is Dtype.auto and made_for["name"] == config.name:
-        return replace(config, dtype=Dtype(made_for["dtype"]))
-    return config
-
-
 def _precision_of(target: Target) -> Precision:
     """`precision=auto`: as the target runs, whose format was measured or chosen."""
     return Precision.bf16 if target.dtype == torch.bfloat16 else Precision.no
-
-
-def check_same_target(made_for: dict[str, Any], now: dict[str, Any], allow_other: bool) -> list[str]:
-    """Compare the target the data was made for with this one; warnings to record.
-
-    `UserError` for another tokenizer, width or depth, and for other weights or another name unless allowed.
-    """
-    for key in MUST_AGREE:
-        if made_for[key] != now[key]:
-            raise UserError(
-                f"The data was made for a target whose {key} is {made_for[key]}, this one's is {now[key]}: "
-                f"they do not fit. Make the data for this target: {command('prepare')}"
-            )
-    differing = [key for key in MAY_DIFFER if made_for[key] != now[key]]
-    if not differing:
-        return []
-    what = ", ".join(f"{key} {made_for[key]}, not {now[key]}" for key in differing)
-    if not allow_other:
-        raise UserError(
-            f"The data was made for another target ({what}). Make it again ({command('prepare')}), or use it "
-            "as it is with target.allow_other_target=true, which is recorded."
-        )
-    return [f"Warning: the data was made for another target ({what})."]
 
 
 def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: Accelerator) -> dict[str, Any]:
