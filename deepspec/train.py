@@ -45,7 +45,7 @@ def _run(config: Config, processes: PartialState) -> Path:
     data = _data(config, out / "data", processes)
     target = _target(config, data, processes)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
-    warnings = check_fit(data["inputs"]["target"], target.identity, allow, what)
+    warnings = check_fit(data["inputs"]["target"], target.identity(), allow, what)
     accelerator = new_accelerator(config.target.device, config.train.precision, lambda: _precision_of(target))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator)
@@ -112,7 +112,7 @@ def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: A
     rows_a_step = accelerator.num_processes * config.train.batch_size * config.train.accumulation
     return {
         "data": data["fingerprint"],
-        "target": dict(target.identity),
+        "target": target.identity(),
         "draft": _plain(config.draft),
         "train": {key: train_settings[key] for key in DECIDES},
         "precision": accelerator.mixed_precision,

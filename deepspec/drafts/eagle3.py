@@ -33,7 +33,7 @@ from deepspec.drafts.contract import (
 )
 from deepspec.drafts.layers import MLP, Attention, Rotary, draft_shape
 from deepspec.drafts.statistics import StepStatistics
-from deepspec.drafts.unrolled import shift, supervised, unrolled_attention
+from deepspec.drafts.unrolled import SupervisedRows, shift, supervised, unrolled_attention
 from deepspec.target.layout import additive_mask, chain, document_mask
 from deepspec.target.state import State
 
@@ -182,22 +182,52 @@ class Eagle3Draft(TrainableDraft):
         target, steps = batch.context.target, batch.steps or self.config.ttt_steps
         valid = supervised(batch.loss_mask, batch.documents, steps)
         statistics = StepStatistics(batch, valid, target, self.vocab)
+        rows = SupervisedRows(valid[..., 0])
         hidden = self._fuse(batch.features)
         dtype = torch.get_autocast_dtype(hidden.device.type) if _autocast(hidden) else hidden.dtype
         mask = document_mask(batch.documents, batch.positions, dtype)
-        keys: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
+        seen: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
+        hidden = self._first_step(target, batch, hidden, mask, seen, rows)
+        mask = rows.pick(mask, dim=2)
         for step in range(steps):
-            embeddings = self._embed(target, shift(batch.tokens, step + 1))
-            rotary = self.rotary(hidden, batch.positions + step)
-            for layer, seen in zip(self.layers, keys, strict=True):
-                q, k, v = layer.self_attn.project(layer.normed(embeddings, hidden), rotary)
-                seen.append((k, v))
-                mixed = unrolled_attention(q, seen[0], seen[1:], mask)
-                hidden = layer.finish(hidden, layer.self_attn.output(mixed))
+            if step > 0:
+                embeddings = self._embed(target, rows.pick(shift(batch.tokens, step + 1)))
+                rotary = self.rotary(hidden, rows.pick(batch.positions) + step)
+                for layer, kept in zip(self.layers, seen, strict=True):
+                    x = layer.normed(embeddings, hidden)
+                    kept.append(layer.self_attn.keys_values(x, rotary))
+                    mixed = unrolled_attention(layer.self_attn.queries(x, rotary), kept[0], kept[1:], mask)
+                    hidden = layer.finish(hidden, layer.self_attn.output(mixed))
             normed = self.norm(hidden)
-            statistics.add(step, self.lm_head(normed[valid[..., step]]), self.config.step_decay**step)
+            logits = self.lm_head(normed[rows.pick(valid[..., step]) & rows.real])
+            statistics.add(step, logits, self.config.step_decay**step)
             hidden = normed if self.config.normalised_feedback else hidden
         return statistics.loss()
+
+    def _first_step(
+        self,
+        target: TargetModel,
+        batch: DraftBatch,
+        hidden: Tensor,
+        mask: Tensor,
+        seen: list[list[tuple[Tensor, Tensor]]],
+        rows: SupervisedRows,
+    ) -> Tensor:
+        """Step 0: every row gives keys and values to all layers, but only supervised rows leave the last one.
+
+        Fills `seen`; returns the supervised rows' stream [B, n, H].
+        """
+        embeddings = self._embed(target, shift(batch.tokens, 1))
+        rotary = self.rotary(hidden, batch.positions)
+        for index, (layer, kept) in enumerate(zip(self.layers, seen, strict=True)):
+            x = layer.normed(embeddings, hidden)
+            kept.append(layer.self_attn.keys_values(x, rotary))
+            if index == len(seen) - 1:
+                x, hidden, mask = rows.pick(x), rows.pick(hidden), rows.pick(mask, dim=2)
+                rotary = (rows.pick(rotary[0]), rows.pick(rotary[1]))
+            mixed = unrolled_attention(layer.self_attn.queries(x, rotary), kept[0], [], mask)
+            hidden = layer.finish(hidden, layer.self_attn.output(mixed))
+        return hidden
 
     def _fuse(self, features: Tensor) -> Tensor:
         """[B, T, F] captured layers side by side → g [B, T, H]."""

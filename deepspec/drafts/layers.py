@@ -12,8 +12,8 @@ from deepspec.target.state import State
 class Attention(nn.Module):
     """Grouped-query attention whose inputs may be wider than its output (EAGLE-3 feeds it 2H).
 
-    `project` and `output` are apart from the attention itself, because training (packed rows, unrolled steps)
-    and decoding (a state) attend differently over the same projections.
+    The projections are apart from the attention itself, because training (packed rows, unrolled steps) and
+    decoding (a state) attend differently over the same ones.
     """
 
     def __init__(self, inputs: int, hidden: int, heads: int, kv_heads: int, head_dim: int) -> None:
@@ -24,11 +24,14 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
 
-    def project(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, T, inputs] → q [B, heads, T, d], k and v [B, kv_heads, T, d], q and k rotated."""
-        q = self._heads(self.q_proj(x), self.heads)
-        k, v = self._heads(self.k_proj(x), self.kv_heads), self._heads(self.v_proj(x), self.kv_heads)
-        return rotate(q, rotary), rotate(k, rotary), v
+    def queries(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, inputs] → [B, heads, T, d], rotated."""
+        return rotate(self._heads(self.q_proj(x), self.heads), rotary)
+
+    def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """[B, T, inputs] → keys (rotated) and values, [B, kv_heads, T, d] each."""
+        keys = rotate(self._heads(self.k_proj(x), self.kv_heads), rotary)
+        return keys, self._heads(self.v_proj(x), self.kv_heads)
 
     def output(self, mixed: Tensor) -> Tensor:
         """[B, heads, T, d] → [B, T, hidden]."""
@@ -38,8 +41,8 @@ class Attention(nn.Module):
         self, x: Tensor, rotary: tuple[Tensor, Tensor], state: State, layer: int, mask: Tensor
     ) -> Tensor:
         """Decoding: append to layer `layer` of `state` (planned by the caller) and attend over all of it."""
-        q, k, v = self.project(x, rotary)
-        k, v = state.update(k, v, layer)
+        q = self.queries(x, rotary)
+        k, v = state.update(*self.keys_values(x, rotary), layer)
         mixed = nn.functional.scaled_dot_product_attention(
             q, repeat_heads(k, self.heads), repeat_heads(v, self.heads), attn_mask=mask
         )

@@ -33,13 +33,35 @@ def supervised(loss_mask: Tensor, documents: Tensor, steps: int) -> Tensor:
     return torch.stack(valid, -1)
 
 
+class SupervisedRows:
+    """The rows that some step supervises, gathered to the left: the others need no output, only keys and values.
+
+    chosen: [B, T] bool. real: [B, n] bool, False where a row of the batch has fewer than n.
+    """
+
+    def __init__(self, chosen: Tensor) -> None:
+        counts = chosen.sum(1)
+        width = max(int(counts.max()), 1)
+        # A stable sort of "not chosen" puts the chosen ones first, in order.
+        self.index = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
+        self.real = torch.arange(width, device=chosen.device) < counts[:, None]
+
+    def pick(self, x: Tensor, dim: int = 1) -> Tensor:
+        """[B, T, ...] → [B, n, ...]; with dim=2, [B, h, T, ...] → [B, h, n, ...]."""
+        index = self.index if dim == 1 else self.index[:, None]
+        index = index.view(*index.shape, *[1] * (x.dim() - index.dim()))
+        shape = list(x.shape)
+        shape[dim] = index.shape[dim]
+        return x.gather(dim, index.expand(shape))
+
+
 def unrolled_attention(
     query: Tensor, base: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, Tensor]], mask: Tensor
 ) -> Tensor:
     """Attention of one unrolled step: step 0's keys by `mask`, later steps' on the query's own diagonal only.
 
-    query: [B, heads, T, d]. base: step 0's keys and values, [B, kv_heads, T, d]. own: those of steps 1..s,
-    the current one last. mask: [B, 1, T, T] additive. Returns [B, heads, T, d].
+    query: [B, heads, n, d]. base: step 0's keys and values, [B, kv_heads, T, d]. own: the queries' own of steps
+    1..s, [B, kv_heads, n, d], the current one last. mask: [B, 1, n, T] additive. Returns [B, heads, n, d].
     """
     heads, scale = query.shape[1], query.shape[-1] ** -0.5
     keys, values = (repeat_heads(x, heads) for x in base)

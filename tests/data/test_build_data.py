@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import load_from_disk
-from tests.data.toy_target import END, ToyAnswers, toy_facts
 
 from deepspec.config.schema import Answers, DataConfig, OnError
 from deepspec.data import build, load_draft_vocab, load_prompts, load_rows
 from deepspec.errors import UserError
+from tests.data.toy_target import END, ToyAnswers, toy_facts
 
 
 def prompts_file(folder: Path, count: int = 40, answered: int = 40) -> Path:

@@ -6,10 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.data.toy_tokenizers import chatml
-
 from deepspec.config.schema import Answers, DataConfig
 from deepspec.data import TargetFacts, build
+from tests.data.toy_tokenizers import chatml
 
 END = "<|im_end|>"
 
