@@ -43,7 +43,7 @@ class Tracker(Enum):
 
 
 class Precision(Enum):
-    """The draft's arithmetic in training: `no` is float32; `auto` measures, as `target.dtype` does."""
+    """The draft's arithmetic in training: `no` is float32; `auto` is bf16 where the target runs in bfloat16."""
 
     auto = "auto"
     no = "no"

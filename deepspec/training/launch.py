@@ -29,6 +29,9 @@ def join_processes(device: str) -> PartialState:
                 f"Training under {plugin} is not supported: a draft is small, plain data parallelism "
                 "(torchrun --nproc-per-node N, or accelerate launch --multi_gpu) trains it."
             )
+    if _on_cpu(device):
+        # transformers imports an installed DeepSpeed when it saves; told nothing, that prints a warning
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     AcceleratorState._reset_state()  # an earlier run in this process (a sweep) may have had another precision
     return PartialState(cpu=_on_cpu(device))
 

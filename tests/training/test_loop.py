@@ -196,7 +196,8 @@ def test_accumulated_run_equals_the_run_with_the_larger_batch(tmp_path: Path) ->
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_learns_resumes_and_keeps_float32_weights(tmp_path: Path, precision: str) -> None:
-    options = {"epochs": 12.0, "batch_size": 2, "dtype": "float32", "run_precision": precision}
+    options = {"epochs": 8.0, "batch_size": 2, "dtype": "float32", "run_precision": precision}
+    options |= {"checkpoint_every": 20, "eval_every": 40}
     main(tmp_path / "whole", options)
     logs = [record for record in records(tmp_path / "whole") if "loss" in record]
     assert logs[-1]["loss"] < 0.8 * logs[0]["loss"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +33,14 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     """11 rows × 3 epochs in steps of 4: the last step has one row for two processes and two micro-batches."""
     common = {"epochs": 3.0, "log_every": 2}
     main(tmp_path / "one", {**common, "batch_size": 4})
-    done = torchrun(tmp_path / "two", {**common, "batch_size": 1, "accumulation": 2})
+    options = {**common, "batch_size": 1, "accumulation": 2}
+    # one process is told to stop (the other learns of it), then both go on
+    stopped = torchrun(tmp_path / "two", {**options, "signal_at": {"step": 4, "signal": signal.SIGTERM}})
+    assert stopped.returncode != 0
+    assert "saved at step 5" in stopped.stdout, stopped.stderr
+    done = torchrun(tmp_path / "two", options)
     assert done.returncode == 0, done.stderr
+    assert "step-5 (step 5)" in done.stdout
     expected = load_file(tmp_path / "one" / "trained-0.safetensors")
     for rank in range(2):
         found = load_file(tmp_path / "two" / f"trained-{rank}.safetensors")
