@@ -32,7 +32,7 @@ def run(config: Config) -> Path:
     """Measure the draft in `config.out`/draft; writes evaluation/result.json and report.html beside it.
 
     Returns the report's path. What was measured with the same draft and settings is not measured again.
-    UserError (after writing) when a greedy output differs from plain decoding and rounding does not explain it.
+    UserError (after writing) when a greedy output differs from plain decoding and rounding is not the reason.
     """
     check_settings(config)
     out = Path(config.out)
