@@ -119,7 +119,7 @@ def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
 
 @dataclass
 class _Source:
-    """Prompts as read before anything is loaded: ready ones of the data, or conversations of a user's file."""
+    """Prompts as read before anything is loaded: ready ones of the data, or a user's conversations."""
 
     name: str
     path: Path
@@ -140,7 +140,7 @@ def _read_prompts(config: Config) -> _Source:
 
 
 def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
-    """All prompts that can be decoded, as the target's chat template gives them; what was left out, by reason."""
+    """All prompts that can be decoded, by the target's chat template; how many were left out, by reason."""
     prompts = list(source.ready)
     template = ChatTemplate(target.tokenizer, target.eos)
     for conversation in source.conversations:
