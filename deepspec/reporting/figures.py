@@ -72,8 +72,8 @@ def tokens_per_round(summary: Summary) -> Figure | None:
     for number, count, share in zip(numbers, counts, shares, strict=True):
         plot.bar((number - 0.36, number + 0.36), (0, share), "spec", f"{number} tokens: {count:,} rounds")
         plot.text(number, share, f"{share:.0%}", "value middle", dy=-5)
-    cut = f"{summary.cut_rounds:,} of them" if summary.cut_rounds else "none"
-    note = f"{total:,} rounds; {cut} cut by an end token or the limit (counted with what was kept)."
+    kept = f"; {summary.cut_rounds:,} of them, cut by an end token or the limit, count with what was kept"
+    note = f"{total:,} rounds{kept if summary.cut_rounds else ''}."
     return Figure("Tokens per round", plot.svg("Histogram of tokens per round"), note)
 
 
