@@ -1,4 +1,4 @@
-"""Artifact folders: written whole or not at all, each with a `manifest.json` that says what it was made of."""
+"""Artifact folders: written whole or not at all, each with a `manifest.json` of what it was made of."""
 
 import hashlib
 import json
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from deepspec.errors import UserError
 
@@ -46,6 +48,7 @@ def new_artifact(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
     one. `manifest` may be filled while the folder is written; `versions` is added.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -54,13 +57,24 @@ def new_artifact(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
         write_json(partial / MANIFEST, {**manifest, "versions": versions()})
         replace_folder(partial, folder)
     except OSError as error:
-        raise UserError(f"Could not write {folder}: {error.strerror or error}. What was there is untouched.") from error
+        raise UserError(
+            f"Could not write {folder}: {error.strerror or error}. What was there is untouched."
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left beside `folder` under its temporary names."""
+    for kind in ("partial", "old"):
+        for path in folder.parent.glob(f".{folder.name}.{kind}-*"):
+            owner = path.name.rpartition("-")[2]
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
 def replace_folder(new: Path, folder: Path) -> None:
-    """Give `new` the name `folder`, moving an older one out of the way first (a folder cannot replace one)."""
+    """Give `new` the name `folder`, moving an older one out of the way first (folders cannot be replaced)."""
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     if folder.exists():
         os.replace(folder, old)
@@ -83,9 +97,13 @@ def read_manifest(folder: Path, made_by: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is damaged ({error}). Remove the folder and make it again: {made_by}") from error
+        raise UserError(
+            f"{path} is damaged ({error}). Remove the folder and make it again: {made_by}"
+        ) from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged (not a JSON object). Remove the folder and make it again: {made_by}")
+        raise UserError(
+            f"{path} is damaged (not a JSON object). Remove the folder and make it again: {made_by}"
+        )
     return content
 
 

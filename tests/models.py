@@ -21,8 +21,20 @@ COMMON = {
     "eos_token_id": 2,
     "initializer_range": 0.3,
 }
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+}
 
 # name → (config class, settings beyond COMMON). A sliding window of 8 is far shorter than the tests' texts.
 FAMILIES = {
@@ -59,7 +71,9 @@ def _tiny_model(family: str, seed: int) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)
     config._experts_implementation = "eager"  # the grouped kernel has no float64
     attention = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float64)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention, dtype=torch.float64
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

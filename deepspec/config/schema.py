@@ -79,7 +79,7 @@ class DataConfig:
     regenerated_prompts: int | None = None  # with answers=mixed: how many get the target's own answer
     held_out_prompts: int = 32  # never trained on, kept for evaluation; split by source group
     system: str | None = None  # a system prompt put before every conversation that has none
-    max_length: int = 1024  # tokens in a training row; documents are packed into rows, longer ones cut (counted)
+    max_length: int = 1024  # tokens in a training row; documents are packed, longer ones cut (counted)
     max_new_tokens: int = 256  # regeneration: longest answer
     temperature: float = 0.0  # regeneration
     batch_size: int = 16  # regeneration: conversations at a time
@@ -99,7 +99,8 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0  # gradient norm; 0 = off
     precision: Precision = Precision.auto
-    loss: dict[str, float] = field(default_factory=dict)  # weights of the draft's loss parts; {} = its defaults
+    # weights of the draft's loss parts; {} = its defaults
+    loss: dict[str, float] = field(default_factory=dict)
     log_every: int = 10  # steps
     eval_every: int = 100  # steps; offline acceptance on held-out rows
     eval_rows: int = 8  # held-out rows (packed) for it
@@ -128,7 +129,8 @@ class DecodeConfig:
 class EvaluateConfig:
     prompts: str | None = None  # a file of prompts with optional `category`; null = the held-out prompts
     max_prompts: int = 32  # spread evenly over categories
-    sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])  # K values to try before the main run; [] = none
+    # K values to try before the main run; [] = none
+    sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])
     sweep_prompts: int = 8
     repeats: int = 1  # plain and speculative runs of every prompt, alternating
     warmup_prompts: int = 1  # decoded both ways and not counted

@@ -86,7 +86,11 @@ def token_law(proposal: Proposal, p: Tensor) -> TokenLaw:
     """
     count = proposal.tokens.shape[1]
     p_x = p[:, :count].gather(2, proposal.tokens[..., None])[..., 0]
-    ratio = p_x if proposal.q is None else p_x / _q_of_tokens(proposal, proposal.q).clamp(min=torch.finfo(p.dtype).tiny)
+    ratio = (
+        p_x
+        if proposal.q is None
+        else p_x / _q_of_tokens(proposal, proposal.q).clamp(min=torch.finfo(p.dtype).tiny)
+    )
     return TokenLaw(torch.where(_inside(proposal), ratio.clamp(max=1), 0.0), p, proposal)
 
 

@@ -49,7 +49,9 @@ class Row:
 
     def result(self) -> Result:
         seconds = time.perf_counter() - self.started - self.prefill_seconds
-        return Result(self.request.id, self.tokens, self.finish or "", self.prefill_seconds, seconds, self.rounds)
+        return Result(
+            self.request.id, self.tokens, self.finish or "", self.prefill_seconds, seconds, self.rounds
+        )
 
 
 class Batch:
@@ -58,7 +60,9 @@ class Batch:
     Plain decoding (`draft` None) is the same round with an empty proposal: no hooks, capture or rule.
     """
 
-    def __init__(self, target: Target, draft: Drafter | None, k: int, max_rows: int, sampled_rule: bool) -> None:
+    def __init__(
+        self, target: Target, draft: Drafter | None, k: int, max_rows: int, sampled_rule: bool
+    ) -> None:
         self.target, self.draft, self.k, self.max_rows = target, draft, k, max_rows
         self.sampled_rule = sampled_rule
         self.layers: list[int] = list(getattr(draft, "capture_layers", [])) if draft is not None else []
@@ -153,7 +157,9 @@ class Batch:
             empty = torch.empty(len(self.rows), 0, dtype=torch.long, device=self.target.device)
             self.drafted = [0] * len(self.rows)
             return Proposal(empty, self.drafted)
-        control = RoundControl([row.request for row in self.rows], [len(row.tokens) for row in self.rows], count)
+        control = RoundControl(
+            [row.request for row in self.rows], [len(row.tokens) for row in self.rows], count
+        )
         proposal = self.draft.propose(self.draft_state, control)
         # Row by row, so that a request's rounds do not depend on what its batch mates have left.
         limits = [max(0, row.remaining - 1) for row in self.rows]
@@ -180,7 +186,9 @@ class Batch:
         """Keyed by output position: drafted token i's accept draw, and the next token's for each length."""
         rows = len(self.rows)
         if greedy:
-            return torch.zeros(rows, count, dtype=torch.float64), torch.zeros(rows, count + 1, dtype=torch.float64)
+            return torch.zeros(rows, count, dtype=torch.float64), torch.zeros(
+                rows, count + 1, dtype=torch.float64
+            )
         seeds = [row.request.seed for row in self.rows]
         positions = [len(row.tokens) for row in self.rows]
         return (

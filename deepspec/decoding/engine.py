@@ -28,12 +28,21 @@ class Engine:
         max_batch_size: int = 1,
     ) -> None:
         if k < 1:
-            raise UserError(f"decode.k is {k}; a round drafts at least 1 token (leave the draft out for plain decoding).")
+            raise UserError(
+                f"decode.k is {k}; a round drafts at least 1 token (leave the draft out for plain decoding)."
+            )
         if max_batch_size < 1:
             raise UserError(f"decode.max_batch_size is {max_batch_size}; it must be 1 or more.")
         if rule not in ("auto", "greedy", "token"):
             raise UserError(f"decode.rule is {rule!r}; it must be auto, greedy or token.")
-        self.target, self.draft, self.k, self.rule, self.max_batch_size = target, draft, k, rule, max_batch_size
+        target.require("chain", *(["ragged"] if max_batch_size > 1 else []))
+        self.target, self.draft, self.k, self.rule, self.max_batch_size = (
+            target,
+            draft,
+            k,
+            rule,
+            max_batch_size,
+        )
 
     def generate(
         self, requests: Sequence[Request], on_result: Callable[[Result], None] | None = None
@@ -92,7 +101,10 @@ class Engine:
 
     @staticmethod
     def _collect(
-        row: Row, places: dict[int, int], results: dict[int, Result], on_result: Callable[[Result], None] | None
+        row: Row,
+        places: dict[int, int],
+        results: dict[int, Result],
+        on_result: Callable[[Result], None] | None,
     ) -> None:
         if row.finish is None:
             return

@@ -33,7 +33,9 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if len(set(samplings)) == 1:
         return _distribution(logits, samplings[0])
-    return torch.stack([_distribution(row, sampling) for row, sampling in zip(logits, samplings, strict=True)])
+    return torch.stack(
+        [_distribution(row, sampling) for row, sampling in zip(logits, samplings, strict=True)]
+    )
 
 
 def _distribution(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -51,7 +53,9 @@ def _distribution(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits.masked_fill(drop, -torch.inf)
     if sampling.min_p > 0:
         probabilities = logits.softmax(-1)
-        logits = logits.masked_fill(probabilities < sampling.min_p * probabilities.amax(-1, keepdim=True), -torch.inf)
+        logits = logits.masked_fill(
+            probabilities < sampling.min_p * probabilities.amax(-1, keepdim=True), -torch.inf
+        )
     return logits.softmax(-1)
 
 

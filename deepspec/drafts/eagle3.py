@@ -126,6 +126,9 @@ class Eagle3Draft(TrainableDraft):
     config_class = Eagle3Config
     base_model_prefix = "draft"
     default_loss: ClassVar[dict[str, float]] = {"soft_ce": 1.0}
+    layers: Any  # nn.ModuleList of Eagle3Layer
+    fc_norm: Any  # nn.ModuleList or None
+    target_ids: Tensor | None
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__(config)
@@ -163,7 +166,7 @@ class Eagle3Draft(TrainableDraft):
         rows = target.model.get_output_embeddings().weight.detach()
         with torch.no_grad():
             draft.lm_head.weight.copy_(rows if target_ids is None else rows[target_ids.to(rows.device)])
-            if target_ids is not None:
+            if target_ids is not None and draft.target_ids is not None:
                 draft.target_ids.copy_(target_ids)
         return draft
 
@@ -302,7 +305,9 @@ def _stack_ragged(rows: Tensor, row: Tensor) -> Tensor:
     return stacked
 
 
-def _append_ragged(first: Tensor, first_counts: list[int], second: Tensor, second_counts: list[int]) -> Tensor:
+def _append_ragged(
+    first: Tensor, first_counts: list[int], second: Tensor, second_counts: list[int]
+) -> Tensor:
     """Each row's `first_counts` entries followed by its `second_counts` ones, zeros on the right."""
     if not any(first_counts):
         return second

@@ -34,7 +34,9 @@ class Attention(nn.Module):
         """[B, heads, T, d] → [B, T, hidden]."""
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
-    def cached(self, x: Tensor, rotary: tuple[Tensor, Tensor], state: State, layer: int, mask: Tensor) -> Tensor:
+    def cached(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], state: State, layer: int, mask: Tensor
+    ) -> Tensor:
         """Decoding: append to layer `layer` of `state` (planned by the caller) and attend over all of it."""
         q, k, v = self.project(x, rotary)
         k, v = state.update(k, v, layer)
@@ -119,7 +121,9 @@ def _dense_width(config: Any) -> int:
 
 def _rope(config: Any) -> dict[str, Any]:
     rope = dict(getattr(config, "rope_parameters", None) or {})
-    if "rope_type" not in rope and "rope_theta" not in rope:  # one entry per attention type: take the global one
+    if (
+        "rope_type" not in rope and "rope_theta" not in rope
+    ):  # one entry per attention type: take the global one
         rope = dict(rope.get("full_attention") or {})
     rope.setdefault("rope_type", "default")
     rope.setdefault("rope_theta", 10000.0)

@@ -21,7 +21,9 @@ def option_classes() -> dict[str, type[Any]]:
 def new_draft(options: Any, target: Any, target_ids: Tensor | None) -> TrainableDraft:
     """A fresh draft for `target`. target_ids: [Vd] ascending target ids, None = the whole vocabulary."""
     if options.algorithm not in DRAFTS:
-        raise UserError(f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(DRAFTS))}.")
+        raise UserError(
+            f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(DRAFTS))}."
+        )
     draft = DRAFTS[options.algorithm][1].from_target(options, target, target_ids)
     target.check_layers(draft.capture_layers)
     return draft
@@ -31,16 +33,26 @@ def load_draft(folder: Path) -> TrainableDraft:
     """A draft saved by `save_pretrained`. Missing or unexpected tensors are errors, never filled in silently."""
     config = folder / "config.json"
     if not config.is_file():
-        raise UserError(f"{folder} holds no draft (no config.json). Give the folder that deepspec.train wrote.")
+        raise UserError(
+            f"{folder} holds no draft (no config.json). Give the folder that deepspec.train wrote."
+        )
     kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
     classes = {draft.config_class.model_type: draft for _, draft in DRAFTS.values()}
     if kind not in classes:
-        raise UserError(f"{config}: model_type {kind!r} is not a draft of deepspec ({', '.join(sorted(classes))}).")
+        raise UserError(
+            f"{config}: model_type {kind!r} is not a draft of deepspec ({', '.join(sorted(classes))})."
+        )
     try:
         draft, loaded = classes[kind].from_pretrained(folder, output_loading_info=True)
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"The draft in {folder} could not be loaded: {' '.join(str(error).split())[:300]}") from error
-    wrong = {key: sorted(loaded.get(key) or []) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+        raise UserError(
+            f"The draft in {folder} could not be loaded: {' '.join(str(error).split())[:300]}"
+        ) from error
+    wrong = {
+        key: sorted(loaded.get(key) or []) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
     if any(wrong.values()):
-        raise UserError(f"The draft in {folder} does not fit its own config: {wrong}. Train or export it again.")
+        raise UserError(
+            f"The draft in {folder} does not fit its own config: {wrong}. Train or export it again."
+        )
     return draft.eval()

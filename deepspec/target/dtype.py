@@ -15,7 +15,10 @@ def probe_dtype(device: torch.device, hidden: int = 576, inner: int = 1536, rows
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     best: dict[torch.dtype, float] = {}
     operands = {
-        dtype: (torch.ones(rows, hidden, dtype=dtype, device=device), torch.ones(inner, hidden, dtype=dtype, device=device))
+        dtype: (
+            torch.ones(rows, hidden, dtype=dtype, device=device),
+            torch.ones(inner, hidden, dtype=dtype, device=device),
+        )
         for dtype in (torch.float32, torch.bfloat16)
     }
     for _ in range(8):

@@ -79,7 +79,9 @@ def additive_mask(layout: Layout, dtype: torch.dtype, window: int | None = None)
     return _to_additive(allowed, dtype)
 
 
-def document_mask(documents: Tensor, positions: Tensor, dtype: torch.dtype, window: int | None = None) -> Tensor:
+def document_mask(
+    documents: Tensor, positions: Tensor, dtype: torch.dtype, window: int | None = None
+) -> Tensor:
     """[B, 1, T, T] float for packed rows: causal inside each document, nothing across.
 
     documents, positions: [B, T] int64. Padding (document −1) sees itself alone, so no row is all masked.

@@ -26,7 +26,9 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     without decoder layers.
     """
     path = _path(config)
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
+    device = torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    )
     common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     try:
         model_config = AutoConfig.from_pretrained(path, **common)
@@ -35,8 +37,8 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
         model = _model(path, config, dtype, common)
     except (OSError, ValueError) as error:
         raise UserError(_explain(config, error)) from error
-    target = Target(model.to(device), tokenizer, config.name)
-    target.identity = _identity(target, config, path)
+    model.to(device)  # type: ignore[arg-type]
+    target = Target(model, tokenizer, config.name, _identity(model, tokenizer, config, path))
     target.check_layers(layers)
     return target
 
@@ -55,7 +57,9 @@ def _path(config: TargetConfig) -> str:
         return str(builtin_folder(config.path.removeprefix(BUILTIN)))
     local = Path(config.path).expanduser()
     if config.path.startswith((".", "/", "~")) and not (local / "config.json").is_file():
-        raise UserError(f"target.path: {config.path} holds no model (no config.json). Give a model folder or a hub name.")
+        raise UserError(
+            f"target.path: {config.path} holds no model (no config.json). Give a model folder or a hub name."
+        )
     return str(local) if local.is_dir() else config.path
 
 
@@ -64,7 +68,9 @@ def _model(path: str, config: TargetConfig, dtype: torch.dtype, common: dict[str
     wanted = ["sdpa", "eager"] if config.attention == "auto" else [config.attention]
     for attention in wanted[:-1]:
         try:
-            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention, **common)
+            return AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, attn_implementation=attention, **common
+            )
         except ValueError as error:
             if "attention" not in str(error).lower():
                 raise
@@ -81,20 +87,19 @@ def _explain(config: TargetConfig, error: Exception) -> str:
     return f"The target {config.path!r} could not be loaded: {text[:300]} (target.path is a hub name or a local folder.)"
 
 
-def _identity(target: Target, config: TargetConfig, path: str) -> dict[str, Any]:
+def _identity(model: PreTrainedModel, tokenizer: Any, config: TargetConfig, path: str) -> dict[str, Any]:
     """What decides this target's behaviour, for manifests and fingerprints."""
-    commit = getattr(target.model.config, "_commit_hash", None)
-    tokenizer = target.tokenizer
+    text = model.config.get_text_config(decoder=True)
     words = {"vocab": sorted(tokenizer.get_vocab().items()), "template": tokenizer.chat_template}
     return {
         "name": config.name,
-        "weights": commit or _weights_of(Path(path)),
-        "architecture": type(target.model).__name__,
-        "hidden_size": target.hidden_size,
-        "num_layers": target.num_layers,
-        "vocab_size": target.vocab_size,
+        "weights": getattr(model.config, "_commit_hash", None) or _weights_of(Path(path)),
+        "architecture": type(model).__name__,
+        "hidden_size": text.hidden_size,
+        "num_layers": text.num_hidden_layers,
+        "vocab_size": model.get_output_embeddings().weight.shape[0],
         "tokenizer": hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:16],
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "trust_remote_code": config.trust_remote_code,
     }
 

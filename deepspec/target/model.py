@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import FloatTensor, Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
@@ -42,7 +42,13 @@ class Target:
     (embedding scale, soft-caps, logit scale, final norm) is the model's own code.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        name: str,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer: Any = tokenizer
         self.name = name
@@ -58,7 +64,12 @@ class Target:
         self._cache_argument = _argument(model.forward, "past_key_values", "cache")
         self._windows = _windows(self.config)
         self._final_norm, self._embedding_scale = _learn_edges(self)
-        self.identity: dict[str, Any] = {}
+        self._identity = identity or {}
+        self._abilities: dict[str, str] | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """What decides this target's behaviour, for manifests and fingerprints (see `load_target`)."""
+        return dict(self._identity)
 
     @property
     def eos(self) -> tuple[int, ...]:
@@ -80,6 +91,18 @@ class Target:
                 raise UserError(
                     f"Layer {layer} does not exist: {self.name} has {self.num_layers} decoder layers, "
                     f"0 to {self.num_layers - 1}. Change draft.capture_layers."
+                )
+
+    def require(self, *abilities: str) -> None:
+        """UserError if this target's state cannot do what is asked (chain, tree, ragged, features); tried once."""
+        from deepspec.target.probe import probe
+
+        if self._abilities is None:
+            self._abilities = probe(self)
+        for ability in abilities:
+            if reason := self._abilities[ability]:
+                raise UserError(
+                    f"{self.name} ({type(self.model).__name__}) cannot be used for {ability}: {reason}."
                 )
 
     @torch.inference_mode()
@@ -111,7 +134,9 @@ class Target:
         return TargetOutput(output.logits, features)
 
     @torch.no_grad()
-    def capture(self, tokens: Tensor, positions: Tensor, documents: Tensor, layers: Sequence[int]) -> Captured:
+    def capture(
+        self, tokens: Tensor, positions: Tensor, documents: Tensor, layers: Sequence[int]
+    ) -> Captured:
         """Features of packed rows [B, T]; documents of a row never see each other. No logits are computed."""
         last = self.num_layers - 1
         with self._capturing([*layers, last]) as captured:
@@ -141,7 +166,8 @@ class Target:
     def head(self, normed: Tensor) -> Tensor:
         """Normed last hidden [n, H] → logits [n, V], by the model's own `ForCausalLM.forward` with the decoder
         replaced by `normed`: soft-caps and scales sit inline there in many families."""
-        output = MoeModelOutputWithPast(last_hidden_state=normed[None])  # the widest of the families' outputs
+        # The widest of the families' outputs, so that whatever a family reads from it is there.
+        output = MoeModelOutputWithPast(last_hidden_state=cast(FloatTensor, normed[None]))
         self.decoder.forward = lambda *_, **__: output
         try:
             return self.model(inputs_embeds=normed[None], use_cache=False).logits[0]
@@ -181,7 +207,9 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
-    raise UserError(f"{type(decoder).__name__} has no list of {count} decoder layers: this family is not supported.")
+    raise UserError(
+        f"{type(decoder).__name__} has no list of {count} decoder layers: this family is not supported."
+    )
 
 
 def _windows(config: Any) -> dict[str, int | None]:

@@ -19,6 +19,9 @@ SLACK = 64  # columns added when a buffer must grow, so that it does not grow ev
 class _Layer(CacheLayerMixin):
     """One attention layer's keys and values, [rows, heads, capacity, dim], written where the state's plan says."""
 
+    keys: Any  # Tensor once initialised; the library's annotation allows None everywhere
+    values: Any
+
     def __init__(self, state: "State") -> None:
         super().__init__()
         self.state = state
@@ -33,7 +36,9 @@ class _Layer(CacheLayerMixin):
         _, heads, _, dim = like.shape
         return like.new_zeros(self.state.max_rows, heads, self.state.capacity, dim)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.ensure_columns(self.state.capacity)
@@ -84,7 +89,8 @@ class State(Cache):
         self.start: int | None = 0
         self.slots: Tensor | None = None
         self.width = 0
-        super().__init__(layers=[_Layer(self) for _ in range(num_layers)])
+        self.buffers = [_Layer(self) for _ in range(num_layers)]
+        super().__init__(layers=list(self.buffers))
 
     @property
     def rows(self) -> int:
@@ -125,7 +131,7 @@ class State(Cache):
         """Add a one-row state as the last row, copied into this state's storage."""
         row = self.rows
         self.capacity = max(self.capacity, other.lengths[0])
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
+        for mine, theirs in zip(self.buffers, other.buffers, strict=True):
             if not theirs.is_initialized:
                 continue  # nothing was ever written there
             if not mine.is_initialized:
@@ -133,7 +139,9 @@ class State(Cache):
             mine.ensure_columns(self.capacity)
             length = other.lengths[0]
             for to, source in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
-                to[row].zero_()  # what an earlier request left there must not reach the sum, not even as 0 · NaN
+                to[
+                    row
+                ].zero_()  # what an earlier request left there must not reach the sum, not even as 0 · NaN
                 to[row, :, :length] = source[0, :, :length]
         self.lengths.append(other.lengths[0])
 
@@ -146,7 +154,9 @@ class State(Cache):
         self.lengths = [self.lengths[row] for row in rows]
 
     def _buffers(self) -> list[Tensor]:
-        return [buffer for layer in self.layers if layer.is_initialized for buffer in (layer.keys, layer.values)]
+        return [
+            buffer for layer in self.buffers if layer.is_initialized for buffer in (layer.keys, layer.values)
+        ]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.lengths, default=0)

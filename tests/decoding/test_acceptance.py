@@ -87,7 +87,7 @@ def test_a_reduced_draft_vocabulary_is_zero_outside(seed: int) -> None:
     p, q = tables(seed, k + 1, False), tables(seed + 1, k + 1, False)
     for row in q.values():
         row[1] = 0
-        row /= row.sum()
+        row.div_(row.sum())
     assert_is_target(output_law(k, p, q, None, vocab), p, k + 1)
 
 
@@ -111,7 +111,9 @@ def test_expected_length_of_the_seeded_example() -> None:
     exact = 0.0
     for n in range(1, 4):
         for text in itertools.product(range(V), repeat=n):
-            exact += float(torch.stack([torch.minimum(p[text[:i]], q[text[:i]])[text[i]] for i in range(n)]).prod())
+            exact += float(
+                torch.stack([torch.minimum(p[text[:i]], q[text[:i]])[text[i]] for i in range(n)]).prod()
+            )
     assert by_law == pytest.approx(exact, abs=1e-12)
 
 

@@ -76,7 +76,7 @@ def test_uniforms_are_functions_of_their_keys() -> None:
 
 def test_uniforms_look_uniform_and_independent_across_neighbouring_keys() -> None:
     found = uniforms(list(range(400)), [0] * 400, Purpose.next, count=400)
-    assert 0 <= found.min() and found.max() < 1
+    assert found.min() >= 0 and found.max() < 1
     cells = np.bincount((found.ravel() * 100).astype(int), minlength=100)
     statistic = ((cells - 1600) ** 2 / 1600).sum()
     assert statistic < 160  # chi-square with 99 degrees of freedom: p ≈ 1e-4
@@ -85,7 +85,9 @@ def test_uniforms_look_uniform_and_independent_across_neighbouring_keys() -> Non
         assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(a.size)
 
 
-@pytest.mark.parametrize("bad", [Sampling(-0.1), Sampling(1.0, -1), Sampling(1.0, 0, 0.0), Sampling(1.0, 0, 1.0, 2.0)])
+@pytest.mark.parametrize(
+    "bad", [Sampling(-0.1), Sampling(1.0, -1), Sampling(1.0, 0, 0.0), Sampling(1.0, 0, 1.0, 2.0)]
+)
 def test_impossible_settings_are_refused(bad: Sampling) -> None:
     with pytest.raises(UserError, match="must be"):
         check_sampling(bad)

@@ -29,9 +29,11 @@ def make(target: Target, seed: int = 0, reduced: bool = True, **options: object)
     return new_draft(chosen, target, IDS if reduced else None).double().eval()
 
 
-def batch_of(target: Target, draft: Eagle3Draft, texts: list[list[int]], answers_from: list[int]) -> DraftBatch:
+def batch_of(
+    target: Target, draft: Eagle3Draft, texts: list[list[int]], answers_from: list[int]
+) -> DraftBatch:
     """One packed row of the texts; everything from `answers_from[d]` on is the assistant's."""
-    tokens = torch.tensor([sum(texts, [])])
+    tokens = torch.tensor([[token for text in texts for token in text]])
     documents = torch.tensor([[d for d, text in enumerate(texts) for _ in text]])
     positions = torch.tensor([[i for text in texts for i in range(len(text))]])
     mask = torch.tensor([[i >= answers_from[d] for d, text in enumerate(texts) for i in range(len(text))]])
@@ -82,7 +84,9 @@ class Forced:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_training_logits_are_decoding_logits(family: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_logits_are_decoding_logits(
+    family: str, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from deepspec.drafts import eagle3
 
     target = tiny_target(family)
@@ -93,7 +97,9 @@ def test_training_logits_are_decoding_logits(family: str, variant: str, monkeypa
     seen: dict[int, torch.Tensor] = {}
     add = eagle3.StepStatistics.add
     monkeypatch.setattr(
-        eagle3.StepStatistics, "add", lambda self, step, logits, weight: (seen.update({step: logits}), add(self, step, logits, weight))
+        eagle3.StepStatistics,
+        "add",
+        lambda self, step, logits, weight: (seen.update({step: logits}), add(self, step, logits, weight)),
     )
     with torch.no_grad():
         loss = draft(batch)
@@ -116,7 +122,9 @@ def test_a_packed_batch_is_the_sum_of_its_documents() -> None:
     draft = make(target)
     texts, starts = [[*text, *range(3, 12)] for text in prompts(3, seed=13)], [1, 2, 3]
     together = draft(batch_of(target, draft, texts, starts))
-    apart = [draft(batch_of(target, draft, [text], [start])) for text, start in zip(texts, starts, strict=True)]
+    apart = [
+        draft(batch_of(target, draft, [text], [start])) for text, start in zip(texts, starts, strict=True)
+    ]
     for part in ("sums", "weights"):
         total = sum(getattr(loss, part)["soft_ce"] for loss in apart)
         torch.testing.assert_close(getattr(together, part)["soft_ce"], total, rtol=1e-6, atol=0)
@@ -169,7 +177,9 @@ def test_rejected_drafts_leave_no_trace() -> None:
 
     def features(end: int) -> torch.Tensor:
         tokens = torch.tensor([text[:end]])
-        return target.capture(tokens, torch.arange(end)[None], torch.zeros_like(tokens), draft.capture_layers).features
+        return target.capture(
+            tokens, torch.arange(end)[None], torch.zeros_like(tokens), draft.capture_layers
+        ).features
 
     with torch.inference_mode():
         state = draft.begin(Beginning(context, torch.tensor([text[:6]]), features(5), 64))
@@ -216,4 +226,4 @@ def test_a_damaged_draft_folder_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(30, [1, 14, 26]), (4, [0, 1, 2]), (2, [0]), (1, [0])])
 def test_default_layers_are_clamped(count: int, expected: list[int]) -> None:
-    assert default_layers(count) == (expected if count != 4 else sorted({1, 1, 0}))
+    assert default_layers(count) == (expected if count != 4 else sorted({1, 0}))

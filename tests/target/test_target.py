@@ -27,7 +27,7 @@ def assert_same(family: str, actual: torch.Tensor, expected: torch.Tensor) -> No
 @families
 def test_capture_is_the_layers_output(family: str) -> None:
     target, (text,) = tiny_target(family), prompts(1, seed=3, longest=30)
-    text = text + [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    text = [*text, *range(5, 15)]
     tokens = torch.tensor([text])
     with torch.no_grad():
         hidden = tiny_model(family)(tokens, use_cache=False, output_hidden_states=True).hidden_states
@@ -42,7 +42,8 @@ def test_edges_are_the_models_own(family: str) -> None:
     target, tokens = tiny_target(family), torch.arange(3, 23)[None]
     seen = {}
     hook = target.layers[0].register_forward_pre_hook(
-        lambda module, args, kwargs: seen.update(x=args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        lambda module, args, kwargs: seen.update(x=args[0] if args else kwargs["hidden_states"]),
+        with_kwargs=True,
     )
     expected = plain(family, tokens[0].tolist())
     hook.remove()
@@ -54,7 +55,7 @@ def test_edges_are_the_models_own(family: str) -> None:
 @families
 def test_packed_documents_do_not_see_each_other(family: str) -> None:
     target, texts = tiny_target(family), prompts(3, seed=5)
-    row = torch.tensor([sum(texts, [])])
+    row = torch.tensor([[token for text in texts for token in text]])
     documents = torch.tensor([[index for index, text in enumerate(texts) for _ in text]])
     positions = torch.tensor([[at for text in texts for at in range(len(text))]])
     captured = target.capture(row, positions, documents, [1])

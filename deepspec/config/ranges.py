@@ -1,0 +1,73 @@
+"""Bounds of the numbers in the configuration, checked before any work."""
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from deepspec.config.schema import Config
+from deepspec.errors import UserError
+
+Bound = tuple[Callable[[Any], bool], str]
+
+POSITIVE: Bound = (lambda x: x > 0 and isfinite(x), "more than 0")
+AT_LEAST_0: Bound = (lambda x: x >= 0 and isfinite(x), "0 or more")
+AT_LEAST_1: Bound = (lambda x: x >= 1, "1 or more")
+FRACTION: Bound = (lambda x: 0 <= x <= 1, "between 0 and 1")
+NUCLEUS: Bound = (lambda x: 0 < x <= 1, "more than 0 and at most 1")
+BELOW_1: Bound = (lambda x: 0 <= x < 1, "0 or more and less than 1")
+
+BOUNDS: dict[str, Bound] = {
+    "data.builtin_prompts": AT_LEAST_0,
+    "data.regenerated_prompts": AT_LEAST_0,
+    "data.held_out_prompts": AT_LEAST_1,
+    "data.max_length": (lambda x: x >= 8, "8 or more"),
+    "data.max_new_tokens": AT_LEAST_1,
+    "data.temperature": AT_LEAST_0,
+    "data.batch_size": AT_LEAST_1,
+    "train.epochs": POSITIVE,
+    "train.max_steps": AT_LEAST_1,
+    "train.batch_size": AT_LEAST_1,
+    "train.accumulation": AT_LEAST_1,
+    "train.learning_rate": POSITIVE,
+    "train.warmup": FRACTION,
+    "train.weight_decay": AT_LEAST_0,
+    "train.betas": BELOW_1,
+    "train.clip": AT_LEAST_0,
+    "train.log_every": AT_LEAST_1,
+    "train.eval_every": AT_LEAST_1,
+    "train.eval_rows": AT_LEAST_0,
+    "train.eval_steps": AT_LEAST_1,
+    "train.checkpoint_every": AT_LEAST_1,
+    "train.keep_last": AT_LEAST_1,
+    "decode.k": AT_LEAST_1,
+    "decode.temperature": AT_LEAST_0,
+    "decode.top_k": AT_LEAST_0,
+    "decode.top_p": NUCLEUS,
+    "decode.min_p": BELOW_1,
+    "decode.max_new_tokens": AT_LEAST_1,
+    "decode.max_batch_size": AT_LEAST_1,
+    "evaluate.max_prompts": AT_LEAST_1,
+    "evaluate.sweep": AT_LEAST_1,
+    "evaluate.sweep_prompts": AT_LEAST_1,
+    "evaluate.repeats": AT_LEAST_1,
+    "evaluate.warmup_prompts": AT_LEAST_0,
+    "evaluate.bootstrap": AT_LEAST_1,
+    "evaluate.threads": AT_LEAST_0,
+    "evaluate.price_per_hour": AT_LEAST_0,
+}
+
+
+def check(config: Config) -> None:
+    """Raise a `UserError` for the first number outside its bounds; lists are checked item by item.
+
+    Null passes: where the type has it, it is a choice of its own.
+    """
+    for key, (fits, words) in BOUNDS.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        items = value if isinstance(value, list | tuple) else [value]
+        for item in items:
+            if item is not None and not fits(item):
+                raise UserError(f"`{key}` must be {words}, not {item}.")
+    if config.train.resume not in ("auto", "never"):
+        raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")

@@ -1,0 +1,86 @@
+"""Registers the typed schema, the drafts' options and this project's Hydra settings."""
+
+import os
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from deepspec.config import search
+from deepspec.config.schema import Config
+
+PRIMARY = "deepspec"  # the name of the primary config
+SCHEMA = "deepspec_schema"
+ABSOLUTE = "deepspec.absolute"  # resolver: a path made absolute, so that a sweep's folder cannot prefix it
+
+HELP = """\
+python -m deepspec.{stage} +recipe=NAME [key=value ...]
+
+Recipes (recipes/ here, and those of the project; several: --multirun +recipe=A,B):
+{recipes}
+Groups:
+  target=...  {targets}
+  draft=...   {drafts}
+
+Useful flags:
+  --cfg job                       print the whole configuration of this call and stop
+  --multirun key=1,2              one run for each value (give each its own `out`)
+  --config-dir DIR                more groups of your own (DIR/target/mine.yaml)
+
+Every key, as this call would set it:
+
+$CONFIG
+"""
+
+
+def register(stage: str, drafts: dict[str, type]) -> None:
+    """Fill Hydra's ConfigStore and search path for one stage. `drafts`: name → option class."""
+    search.register()
+    OmegaConf.register_new_resolver(ABSOLUTE, os.path.abspath, replace=True)
+    store = ConfigStore.instance()
+    store.store(name=SCHEMA, node=Config)
+    for name, options in drafts.items():
+        store.store(group="draft", name=name, node=options)
+    store.store(name=PRIMARY, node=_primary(stage, drafts))
+
+
+def _primary(stage: str, drafts: dict[str, type]) -> dict[str, Any]:
+    return {
+        "defaults": [
+            SCHEMA,
+            {"target": "smollm2_135m"},
+            {"draft": "eagle3"},
+            {"override hydra/hydra_logging": "none"},
+            {"override hydra/job_logging": "none"},
+            "_self_",
+        ],
+        "hydra": {
+            "job": {"name": stage},
+            "run": {"dir": "${out}/hydra"},
+            "sweep": {"dir": "runs/multirun", "subdir": "${" + ABSOLUTE + ":${out}}/hydra"},
+            # one rank keeps the record; the others would write the same files at the same time
+            "output_subdir": "${hydra.job.name}" if os.environ.get("RANK", "0") == "0" else None,
+            "job_logging": _logging(),
+            "help": {"app_name": f"deepspec.{stage}", "template": _help(stage, drafts)},
+        },
+    }
+
+
+def _logging() -> dict[str, Any]:
+    """Messages of this project to stdout, other libraries' warnings too; no log files."""
+    return {
+        "version": 1,
+        "formatters": {"plain": {"format": "%(message)s"}},
+        "handlers": {
+            "console": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stdout"}
+        },
+        "root": {"level": "WARNING", "handlers": ["console"]},
+        "loggers": {"deepspec": {"level": "INFO"}},
+        "disable_existing_loggers": False,
+    }
+
+
+def _help(stage: str, drafts: dict[str, type]) -> str:
+    targets = sorted(path.stem for path in (search.shipped("conf") / "target").glob("*.yaml"))
+    recipes = "".join(f"  {name}\n" for name in search.recipe_names())
+    return HELP.format(stage=stage, recipes=recipes, targets=", ".join(targets), drafts=", ".join(drafts))

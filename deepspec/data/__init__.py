@@ -1,0 +1,17 @@
+"""Prompts → conversations → regeneration → template and loss mask → draft vocabulary → packing."""
+
+from deepspec.data.build import TargetFacts, build, work_folder
+from deepspec.data.dataset import load_draft_vocab, load_prompts, load_rows
+from deepspec.data.prompts import read_prompts
+from deepspec.data.template import ChatTemplate
+
+__all__ = [
+    "ChatTemplate",
+    "TargetFacts",
+    "build",
+    "load_draft_vocab",
+    "load_prompts",
+    "load_rows",
+    "read_prompts",
+    "work_folder",
+]

@@ -1,0 +1,250 @@
+"""Prompts in, a data artifact out: every step of preparing data, in order, for any target."""
+
+import dataclasses
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, read_manifest
+from deepspec.config.schema import Answers, DataConfig, OnError
+from deepspec.data.answers import Batches, Generate, Regenerated, regenerate
+from deepspec.data.conversation import Conversation, Tally
+from deepspec.data.dataset import (
+    Document,
+    save_documents,
+    save_draft_vocab,
+    save_prompts,
+    save_rows,
+    write_jsonl,
+)
+from deepspec.data.documents import Reader
+from deepspec.data.prompts import prompts_sha256, read_prompts
+from deepspec.data.selection import builtin_prompts, hold_out, to_regenerate
+from deepspec.data.summary import counts, summary
+from deepspec.data.template import ChatTemplate, check_system
+from deepspec.data.vocab import choose_draft_vocab, count_supervised
+from deepspec.errors import UserError
+
+FORMAT = 1  # of the artifact; goes up when equal inputs give other rows than before
+MAKE = "python -m deepspec.prepare"
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What preparing data needs to know of a target.
+
+    eos: every id that ends an answer. identity: what the target is, for fingerprints.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    eos: tuple[int, ...]
+    vocab_size: int
+    max_positions: int
+    identity: Mapping[str, Any]
+
+
+def build(
+    folder: Path,
+    settings: DataConfig,
+    target: TargetFacts,
+    *,
+    draft_vocab_size: int | None,
+    generate: Generate,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Write the data artifact `folder`, unless it is there already, made of the same things; its manifest.
+
+    generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
+    beside `folder` until the artifact is whole, so a stopped run loses at most one. `UserError` for settings,
+    files or rows that cannot be used, before anything is generated.
+    """
+    check_settings(settings, target)
+    template = ChatTemplate(target.tokenizer, target.eos)
+    if settings.system:
+        check_system(template, settings.system)
+    tally = Tally(strict=settings.on_error is OnError.strict)
+    conversations, sources = gather(settings, tally)
+    inputs = {
+        "format": FORMAT,
+        "settings": {key: value for key, value in _plain(settings).items() if key != "prompts"},
+        "sources": sources,
+        "target": dict(target.identity),
+        "draft_vocab_size": draft_vocab_size,
+    }
+    name = fingerprint(inputs)
+    if (folder / MANIFEST).is_file():
+        manifest = read_manifest(folder, MAKE)
+        if manifest.get("fingerprint") == name:
+            shutil.rmtree(work_folder(folder), ignore_errors=True)
+            say(f"{folder} is complete already (fingerprint {name}).")
+            return manifest
+        say(f"{folder} was made of other settings, prompts or target: making it anew.")
+
+    reader = Reader(template, settings.max_length, tally)
+    work = work_folder(folder)
+    recipe = {
+        "target": dict(target.identity),
+        "temperature": settings.temperature,
+        "max_new_tokens": settings.max_new_tokens,
+        "batch_size": settings.batch_size,
+    }
+    documents, prompts = _documents(settings, reader, conversations, Batches(generate, work, recipe))
+    train = [(item.tokens, item.loss_mask) for item in documents if item.split == "train"]
+    held = [(item.tokens, item.loss_mask) for item in documents if item.split == "held_out"]
+    frequency = count_supervised(train, target.vocab_size)
+    if int(frequency.sum()) == 0:
+        raise UserError(f"No prompt leaves a token to learn from. Left out: {_reasons(tally)}.")
+    vocab = choose_draft_vocab(frequency, draft_vocab_size, target.tokenizer, target.eos)
+
+    manifest = {"stage": "prepare", "fingerprint": name, "config": _plain(settings), "inputs": inputs}
+    with new_artifact(folder, manifest) as new:
+        save_documents(new, documents)
+        save_prompts(new, prompts)
+        save_draft_vocab(new, vocab.target_ids)
+        pad = _pad(target)
+        rows = {
+            "train": save_rows(new, "train", documents, settings.max_length, pad),
+            "held_out": save_rows(new, "held_out", documents, settings.max_length, pad),
+        }
+        if tally.rejects:
+            write_jsonl(new / "rejects.jsonl", tally.rejects)
+        manifest["template"] = "plain (the tokenizer has none)" if template.plain else "the tokenizer's own"
+        manifest["counts"] = counts(documents, rows, settings.max_length, len(prompts))
+        manifest["counts"]["left_out"] = dict(sorted(tally.counts.items()))
+        manifest["counts"]["noted"] = {key: n for key, n in sorted(reader.numbers.items()) if n}
+        manifest["draft_vocab"] = {
+            "size": vocab.size,
+            "full": vocab.target_ids is None,
+            "always_kept": vocab.always,
+            "supervised_tokens_seen": vocab.seen,
+            "coverage_train": vocab.coverage(frequency),
+            "coverage_held_out": vocab.coverage(count_supervised(held, target.vocab_size)) if held else None,
+        }
+    shutil.rmtree(work, ignore_errors=True)
+    say(summary(manifest, folder))
+    return manifest
+
+
+def work_folder(folder: Path) -> Path:
+    """Where finished batches wait until the artifact `folder` is whole."""
+    return folder.with_name(f".{folder.name}.work")
+
+
+def check_settings(settings: DataConfig, target: TargetFacts) -> None:
+    """`UserError` for settings that cannot work, before anything long starts."""
+    least = {
+        "builtin_prompts": 0,
+        "held_out_prompts": 0,
+        "max_length": 16,
+        "max_new_tokens": 2,
+        "batch_size": 1,
+        "temperature": 0,
+    }
+    for key, minimum in least.items():
+        if getattr(settings, key) < minimum:
+            raise UserError(f"data.{key}={getattr(settings, key)} is too small: {minimum} is the least.")
+    if settings.prompts is None and settings.builtin_prompts == 0:
+        raise UserError("There are no prompts: set data.prompts to a file, or data.builtin_prompts above 0.")
+    if settings.answers is Answers.mixed and (settings.regenerated_prompts or -1) < 0:
+        raise UserError(
+            "data.answers=mixed needs data.regenerated_prompts: how many prompts get the target's own answer."
+        )
+    if settings.max_length > target.max_positions:
+        raise UserError(
+            f"data.max_length={settings.max_length} is longer than the {target.max_positions} positions the "
+            "target was made for: lower it."
+        )
+
+
+def gather(settings: DataConfig, tally: Tally) -> tuple[list[Conversation], dict[str, Any]]:
+    """All conversations of the prompts file and the built-in sources, and hashes of their contents."""
+    found: list[Conversation] = []
+    sources: dict[str, Any] = {}
+    if settings.prompts is not None:
+        path = Path(settings.prompts)
+        sources["prompts"] = prompts_sha256(path)
+        found += read_prompts(path, tally)
+        if not found:
+            raise UserError(f"{path} leaves no prompt to use. Left out: {_reasons(tally)}.")
+    if settings.builtin_prompts:
+        limit: int | None = None  # of prompts without a given answer, lest most of them be of no use
+        if settings.answers is Answers.given:
+            limit = settings.held_out_prompts // 2
+        elif settings.answers is Answers.mixed:
+            limit = (settings.regenerated_prompts or 0) // 2 + settings.held_out_prompts // 2
+        builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
+        found += builtin
+        sources.update(hashes, python=platform.python_version())
+    return found, sources
+
+
+def _documents(
+    settings: DataConfig, reader: Reader, conversations: list[Conversation], batches: Batches
+) -> tuple[list[Document], list[dict[str, Any]]]:
+    """Split, answer, render: the documents of both sides and the held-out prompts."""
+    tally = reader.tally
+    all_regenerated = settings.answers is Answers.regenerated
+    usable = reader.usable(conversations, settings.system, ignore_answers=all_regenerated)
+    if not usable:
+        raise UserError(f"No prompt is left after filtering. Left out: {_reasons(tally)}.")
+    train, held = hold_out(usable, settings.held_out_prompts, settings.seed, tally)
+    if len(held) < settings.held_out_prompts:
+        reader.numbers["held-out prompts fewer than asked"] = settings.held_out_prompts - len(held)
+    count = {Answers.regenerated: len(train), Answers.given: 0}.get(
+        settings.answers, settings.regenerated_prompts or 0
+    )
+    anew = to_regenerate(train, count, settings.seed)
+    documents: list[Document] = []
+    for conversation in train:
+        if conversation.id in anew:
+            continue
+        if any(message["role"] == "assistant" for message in conversation.messages):
+            documents += reader.given(conversation)
+        else:
+            tally.drop_conversation(conversation, "no given answer, and not regenerated")
+    answered = regenerate(
+        [*held, *(item for item in train if item.id in anew)],
+        reader.template,
+        batches,
+        batch_size=settings.batch_size,
+        longest_prompt=reader.longest_prompt,
+        seed=settings.seed,
+        tally=tally,
+    )
+    outside = {item.id for item in held}
+    for item in answered:
+        documents += reader.regenerated(item, "held_out" if item.conversation.id in outside else "train")
+    prompts = [_prompt(item) for item in answered if item.conversation.id in outside]
+    return sorted(documents, key=lambda item: item.conversation.id), prompts
+
+
+def _prompt(item: Regenerated) -> dict[str, Any]:
+    """A held-out prompt: the last question, with the target's own answers to those before it."""
+    return {
+        "id": item.conversation.id,
+        "category": item.conversation.category,
+        "messages": item.messages[:-1],
+        "tokens": item.turns[-1].prompt,
+    }
+
+
+def _pad(target: TargetFacts) -> int:
+    pad = target.tokenizer.pad_token_id
+    return int(pad) if pad is not None else min(target.eos, default=0)
+
+
+def _plain(settings: DataConfig) -> dict[str, Any]:
+    return {
+        key: value.value if isinstance(value, Enum) else value
+        for key, value in dataclasses.asdict(settings).items()
+    }
+
+
+def _reasons(tally: Tally) -> str:
+    return ", ".join(f"{count} × {reason}" for reason, count in sorted(tally.counts.items())) or "none"

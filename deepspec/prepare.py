@@ -1,0 +1,93 @@
+"""`python -m deepspec.prepare +recipe=…`: prompts to a data artifact, with the target's own answers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from deepspec.artifacts import MANIFEST, write_json
+from deepspec.config.app import entry
+from deepspec.config.schema import Config, Dtype, TargetConfig
+from deepspec.data import TargetFacts, build, work_folder
+from deepspec.data.answers import Generate
+from deepspec.decoding import Engine
+from deepspec.decoding.request import Request, Sampling
+from deepspec.target import Target, load_target
+
+SETTLED = "target.json"
+
+
+def run(config: Config) -> Path:
+    """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend."""
+    folder = Path(config.out) / "data"
+    target = _load(config.target, folder)
+    facts = TargetFacts(
+        tokenizer=target.tokenizer,
+        eos=target.eos,
+        vocab_size=target.vocab_size,
+        max_positions=target.max_positions,
+        identity=target.identity(),
+    )
+    build(
+        folder,
+        config.data,
+        facts,
+        draft_vocab_size=getattr(config.draft, "vocab_size", None),
+        generate=answerer(target, config),
+    )
+    return folder
+
+
+def _load(config: TargetConfig, folder: Path) -> Target:
+    """The target; with dtype=auto, in the format an earlier run for this folder has settled on.
+
+    The measurement may fall the other way on a busy machine, and answers of two formats are neither the same
+    answers nor resumable.
+    """
+    settled = work_folder(folder) / SETTLED
+    if config.dtype is Dtype.auto:
+        known = _known_dtypes(folder, settled)
+        if config.name in known:
+            config = replace(config, dtype=Dtype(known[config.name]))
+    target = load_target(config)
+    settled.parent.mkdir(parents=True, exist_ok=True)
+    write_json(settled, {target.name: str(target.dtype).removeprefix("torch.")})
+    return target
+
+
+def _known_dtypes(folder: Path, settled: Path) -> dict[str, str]:
+    """Target name → dtype, of a finished artifact or of a run that was stopped."""
+    try:
+        if settled.is_file():
+            return dict(json.loads(settled.read_text(encoding="utf-8")))
+        identity = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["inputs"]["target"]
+        return {identity["name"]: identity["dtype"].removeprefix("torch.")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def answerer(target: Target, config: Config) -> Generate:
+    """The target's own answers by plain decoding, `data.batch_size` at a time."""
+    engine = Engine(target, max_batch_size=config.data.batch_size)
+    sampling = Sampling(temperature=config.data.temperature)
+
+    def generate(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        requests = [
+            Request(
+                tokens=prompt,
+                max_new_tokens=min(config.data.max_new_tokens, target.max_positions - len(prompt)),
+                sampling=sampling,
+                seed=seed,
+                eos=target.eos,
+                id=str(index),
+            )
+            for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+        ]
+        return [result.tokens for result in engine.generate(requests)]
+
+    return generate
+
+
+main = entry("prepare", run)
+
+if __name__ == "__main__":
+    main()

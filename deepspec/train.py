@@ -1,0 +1,170 @@
+"""`python -m deepspec.train +recipe=…`: a data artifact and a target to a trained draft."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+
+from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, read_manifest
+from deepspec.config.app import command, entry
+from deepspec.config.schema import Config, Precision, Tracker
+from deepspec.data.dataset import load_draft_vocab, load_rows
+from deepspec.drafts.contract import TrainableDraft
+from deepspec.drafts.registry import new_draft
+from deepspec.errors import UserError
+from deepspec.evaluation.fit import check_fit, same_dtype
+from deepspec.target import Target, load_target
+from deepspec.training.checkpoint import Counters, save_draft
+from deepspec.training.launch import describe, join_processes, new_accelerator
+from deepspec.training.loop import Run, train
+from deepspec.training.trackers import new_tracker
+
+# Settings of `train` that decide what is learnt; the others (logging, checkpoints, …) may change on resuming.
+DECIDES = ("epochs", "max_steps", "learning_rate", "warmup", "weight_decay", "betas", "clip", "loss", "seed")
+
+
+def run(config: Config) -> Path:
+    """Train `<out>/draft` unless it is complete already; its path. `UserError` for what a person can mend.
+
+    Under torchrun or `accelerate launch` every process calls this; process 0 writes.
+    """
+    processes = join_processes(config.target.device)
+    try:
+        return _run(config, processes)
+    finally:
+        processes.destroy_process_group()
+
+
+def _run(config: Config, processes: PartialState) -> Path:
+    out, command_again = Path(config.out), command("train")
+    data = _data(config, out / "data", processes)
+    target = _target(config, data, processes)
+    allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
+    warnings = check_fit(data["inputs"]["target"], target.identity, allow, what)
+    accelerator = new_accelerator(config.target.device, config.train.precision, lambda: _precision_of(target))
+    say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
+    recipe = _recipe(config, data, target, accelerator)
+    if config.train.resume == "auto" and _made_of(out / "draft", recipe):
+        say(f"{out / 'draft'} is complete already.")
+        return out / "draft"
+    for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *warnings]:
+        say(line)
+    torch.manual_seed(config.train.seed)
+    draft = new_draft(config.draft, target, load_draft_vocab(out / "data"))
+    rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
+    sampled = data["config"]["temperature"] > 0
+    kind = config.train.tracker if accelerator.is_main_process else Tracker.none
+    with closing(new_tracker(kind, config.name, recipe, out, say)) as tracker:
+        settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, sampled)
+        counters = train(draft, rows, held_out, settings)
+    if accelerator.is_main_process:
+        _save(out / "draft", draft, recipe, counters, warnings)
+        say(f"{out / 'draft'} is trained: {_result(counters)}.")
+    accelerator.wait_for_everyone()
+    return out / "draft"
+
+
+def _target(config: Config, data: dict[str, Any], processes: PartialState) -> Target:
+    """The target; the main process first, so that one which must be converted is converted once."""
+    settings = same_dtype(config.target, data["inputs"]["target"])
+    with processes.main_process_first():
+        return load_target(settings, getattr(config.draft, "capture_layers", None) or ())
+
+
+def _data(config: Config, folder: Path, processes: PartialState) -> dict[str, Any]:
+    """The data's manifest; makes the data if it is missing and that was asked for."""
+    missing = not (folder / MANIFEST).is_file()
+    if config.auto_prepare and processes.num_processes == 1 and (missing or _stale(config, folder)):
+        from deepspec.prepare import run as prepare
+
+        prepare(config)
+    manifest = read_manifest(folder, command("prepare"))
+    if stale := _stale(config, folder):
+        raise UserError(
+            f"{folder} was made with other settings ({stale}). Make it again: {command('prepare')}"
+        )
+    return manifest
+
+
+def _stale(config: Config, folder: Path) -> str:
+    """Which settings the data was not made with, the draft vocabulary's size among them; empty if none."""
+    manifest = read_manifest(folder, command("prepare"))
+    now = {f"data.{key}": value for key, value in _plain(config.data).items()}
+    now["draft.vocab_size"] = getattr(config.draft, "vocab_size", None)
+    then = {f"data.{key}": value for key, value in manifest["config"].items()}
+    then["draft.vocab_size"] = manifest["inputs"]["draft_vocab_size"]
+    return ", ".join(f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key])
+
+
+def _precision_of(target: Target) -> Precision:
+    """`precision=auto`: as the target runs, whose format was measured or chosen."""
+    return Precision.bf16 if target.dtype == torch.bfloat16 else Precision.no
+
+
+def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: Accelerator) -> dict[str, Any]:
+    """All that decides the trained draft."""
+    train_settings = _plain(config.train)
+    rows_a_step = accelerator.num_processes * config.train.batch_size * config.train.accumulation
+    return {
+        "data": data["fingerprint"],
+        "target": dict(target.identity),
+        "draft": _plain(config.draft),
+        "train": {key: train_settings[key] for key in DECIDES},
+        "precision": accelerator.mixed_precision,
+        "effective_batch": rows_a_step,
+    }
+
+
+def _made_of(folder: Path, recipe: dict[str, Any]) -> bool:
+    return (folder / MANIFEST).is_file() and read_manifest(folder, command("train")).get(
+        "fingerprint"
+    ) == fingerprint(recipe)
+
+
+def _save(
+    folder: Path, draft: TrainableDraft, recipe: dict[str, Any], counters: Counters, warnings: list[str]
+) -> None:
+    summary = {key: value for key, value in asdict(counters).items() if key not in ("meter", "logged_at")}
+    manifest = {
+        "stage": "train",
+        "fingerprint": fingerprint(recipe),
+        "recipe": recipe,
+        "target": recipe["target"],
+        "capture_layers": draft.capture_layers,
+        "data": recipe["data"],
+        "training": summary,
+        "warnings": warnings,
+    }
+    with new_artifact(folder, manifest) as new:
+        save_draft(draft, new)
+
+
+def _result(counters: Counters) -> str:
+    parts = [f"{counters.step} steps", f"{counters.tokens} tokens", f"{counters.seconds:.0f} s of training"]
+    if counters.evaluation and counters.evaluation["tau"] is not None:
+        parts.append(f"offline τ {counters.evaluation['tau']:.2f} at K = {counters.evaluation['k']}")
+    if counters.skipped:
+        parts.append(f"{counters.skipped} steps skipped (loss not finite)")
+    return ", ".join(parts)
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, enums and tuples as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+main = entry("train", run)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Training of drafts: batches, the loop on accelerate, checkpoints, trackers."""

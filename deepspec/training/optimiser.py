@@ -1,0 +1,146 @@
+"""AdamW, the learning rate of every step, and one optimiser step over a window of micro-batches."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+
+from deepspec.config.schema import TrainConfig
+from deepspec.drafts.contract import DraftBatch, DraftLoss
+from deepspec.errors import UserError
+from deepspec.training.meters import sums_and_weights, total
+
+
+def new_optimiser(model: torch.nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW on what can learn; weights decay, vectors (norms, biases) do not."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [one for one in learning if one.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [one for one in learning if one.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=(config.betas[0], config.betas[1]),
+    )
+
+
+def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
+    """Of step 0 … steps−1: linear warm-up to the configured rate, then half a cosine towards 0."""
+    warm = round(config.warmup * steps)
+    if step < warm:
+        return config.learning_rate * (step + 1) / warm
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def loss_coefficients(defaults: dict[str, float], chosen: dict[str, float]) -> dict[str, float]:
+    """The draft's weights of its loss parts, with `train.loss` over them."""
+    unknown = sorted(set(chosen) - set(defaults))
+    if unknown:
+        raise UserError(f"train.loss.{unknown[0]}: the draft's loss has only the parts {sorted(defaults)}.")
+    return {**defaults, **chosen}
+
+
+@dataclass
+class Micro:
+    """One micro-batch, captured. tokens: without padding. counted: False for a stand-in (`RowBatch`)."""
+
+    batch: DraftBatch
+    tokens: int
+    counted: bool
+
+
+@dataclass
+class StepResult:
+    """finite: whether the step was taken. gradient_norm: before clipping; None where none was computed."""
+
+    finite: bool
+    gradient_norm: float | None
+    stop: bool
+
+
+@dataclass
+class Stepper:
+    """Takes optimiser steps. coefficients: weight of each loss part. clip: gradient norm, 0 = off."""
+
+    model: torch.nn.Module
+    optimiser: AcceleratedOptimizer
+    coefficients: dict[str, float]
+    clip: float
+    accelerator: Accelerator
+
+    def take(
+        self,
+        window: Sequence[Micro],
+        on_loss: Callable[[DraftLoss, Micro], None],
+        on_gradients: Callable[[], None] | None = None,
+        stop: bool = False,
+    ) -> StepResult:
+        """One step on Σ_part c_part · Σ sum / Σ weight, both sums over all micro-batches of all processes.
+
+        With one micro-batch the weights are those of its own forward. With more, the first backward needs
+        the weights of the last forward: a pass without gradients finds them, at the price of one forward
+        more. `stop` of any process is known to all afterwards. A loss or gradient that is not finite changes
+        nothing.
+        """
+        names = sorted(self.coefficients)
+        alone = len(window) == 1
+        losses = [self.model(window[0].batch)] if alone else _without_gradients(self.model, window)
+        totals = total(self.accelerator, [*_totals(names, losses, window), float(stop)])
+        stopped = totals[-1] > 0
+        if not all(math.isfinite(value) for value in totals):
+            return StepResult(False, None, stopped)
+        scales = self._scales(names, totals[len(names) : -1])
+        for index, micro in enumerate(window):
+            last = index == len(window) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                loss = losses[0] if alone else self.model(micro.batch)
+                parts = sums_and_weights(loss)[0]
+                share = 1.0 if micro.counted else 0.0
+                self.accelerator.backward(sum(scales[name] * share * parts[name] for name in names))
+            on_loss(loss, micro)
+        if on_gradients is not None:
+            on_gradients()
+        return self._update(stopped)
+
+    def _scales(self, names: list[str], weights: list[float]) -> dict[str, float]:
+        """What each part's sum is multiplied by: data parallelism averages gradients over the processes."""
+        return {
+            name: self.coefficients[name] * self.accelerator.num_processes / weight if weight else 0.0
+            for name, weight in zip(names, weights, strict=True)
+        }
+
+    def _update(self, stopped: bool) -> StepResult:
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip or math.inf))
+        # a scaler (fp16) skips and adapts by itself
+        finite = math.isfinite(norm) or self.accelerator.scaler is not None
+        if finite:
+            self.optimiser.step()
+        self.optimiser.zero_grad()
+        return StepResult(finite, norm if math.isfinite(norm) else None, stopped)
+
+
+@torch.no_grad()
+def _without_gradients(model: torch.nn.Module, window: Sequence[Micro]) -> list[DraftLoss]:
+    found = []
+    for micro in window:
+        sums, weights = sums_and_weights(model(micro.batch))
+        found.append(DraftLoss(sums=sums, weights=weights))
+    return found
+
+
+def _totals(names: list[str], losses: list[DraftLoss], window: Sequence[Micro]) -> list[float]:
+    """This process's sums, then weights, by part; a stand-in counts only if it is not finite."""
+    parts = [sums_and_weights(loss) for loss in losses]
+    if sorted(parts[0][0]) != names:
+        raise ValueError(f"The draft's loss has the parts {sorted(parts[0][0])}, its `default_loss` {names}.")
+    shares = [1.0 if micro.counted else 0.0 for micro in window]
+    return [
+        sum(share * float(part[which][name].detach()) for share, part in zip(shares, parts, strict=True))
+        for which in (0, 1)
+        for name in names
+    ]

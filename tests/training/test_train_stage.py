@@ -1,0 +1,180 @@
+"""`deepspec.train.run` on a small real target: what it writes, what it refuses, what it does not do twice."""
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepspec import train as stage
+from deepspec.artifacts import fingerprint, new_artifact
+from deepspec.config.schema import Config, DataConfig, Dtype, TargetConfig, TrainConfig
+from deepspec.data.conversation import Conversation
+from deepspec.data.dataset import Document, save_draft_vocab, save_rows
+from deepspec.drafts.eagle3 import Eagle3Options
+from deepspec.drafts.registry import load_draft
+from deepspec.errors import UserError
+from deepspec.target import load_target
+from deepspec.training import history
+from tests.data.toy_tokenizers import chatml
+from tests.models import tiny_model
+
+VOCAB_SIZE = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a tokenizer, on disk."""
+    folder = tmp_path_factory.mktemp("model")
+    copy.deepcopy(tiny_model("llama")).float().save_pretrained(folder)
+    chatml().save_pretrained(folder)
+    return folder
+
+
+def document(split: Any, seed: int) -> Document:
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, 90, (20,), generator=draw).tolist()
+    conversation = Conversation(id=str(seed), group=str(seed), category="x", source="x", messages=())
+    return Document(conversation, (), tokens, [0] * 5 + [1] * 15, "regenerated", split)
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> Config:
+    """A recipe whose data is there."""
+    made = Config(
+        name="test",
+        target=TargetConfig(name="tiny", path=str(model), dtype=Dtype.float32, device="cpu"),
+        draft=Eagle3Options(vocab_size=VOCAB_SIZE, ttt_steps=2),
+        data=DataConfig(max_length=48),
+        train=TrainConfig(epochs=2.0, batch_size=2, log_every=2, eval_every=4, eval_rows=2, eval_steps=3),
+        out=str(tmp_path / "run"),
+    )
+    documents = [document("train", seed) for seed in range(12)]
+    documents += [document("held_out", seed) for seed in range(100, 104)]
+    manifest = {
+        "fingerprint": fingerprint("some data"),
+        "config": stage._plain(made.data),
+        "inputs": {"target": load_target(made.target).identity, "draft_vocab_size": VOCAB_SIZE},
+    }
+    with new_artifact(Path(made.out) / "data", manifest) as folder:
+        for split in ("train", "held_out"):
+            save_rows(folder, split, documents, 48, 0)
+        save_draft_vocab(folder, torch.arange(VOCAB_SIZE) * 2)
+    return made
+
+
+def change(config: Config, **sections: dict[str, Any]) -> Config:
+    """A copy with other values, by section."""
+    new = {name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    return dataclasses.replace(config, **new)
+
+
+def edit_manifest(config: Config, edit: Callable[[dict[str, Any]], None]) -> None:
+    path = Path(config.out) / "data" / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    edit(manifest)
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def test_a_draft_is_trained_saved_and_not_trained_again(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stage.run(config)
+    assert folder == Path(config.out) / "draft"
+    said = capsys.readouterr().out
+    assert "1 process on cpu" in said
+    assert "offline τ" in said
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    draft = load_draft(folder)
+    records = history.read(Path(config.out) / "history.jsonl")
+    assert manifest["target"] == load_target(config.target).identity
+    assert manifest["capture_layers"] == draft.capture_layers
+    assert manifest["data"] == fingerprint("some data")
+    assert manifest["training"]["step"] == records[-1]["step"] == 6
+    assert manifest["training"]["evaluation"]["tau"] == records[-1]["tau"]
+    assert manifest["warnings"] == []
+    assert draft.target_ids.tolist() == list(range(0, 2 * VOCAB_SIZE, 2))
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    stage.run(change(config, train={"log_every": 1}))
+    assert "complete already" in capsys.readouterr().out
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    stage.run(change(config, train={"resume": "never"}))
+    assert (folder / "model.safetensors").stat().st_mtime_ns != before
+
+
+def test_the_same_seed_gives_the_same_draft_and_another_another(config: Config, tmp_path: Path) -> None:
+    def trained(out: str, seed: int) -> bytes:
+        (tmp_path / out).mkdir()
+        (tmp_path / out / "data").symlink_to(Path(config.out) / "data")
+        here = dataclasses.replace(change(config, train={"seed": seed}), out=str(tmp_path / out))
+        return (stage.run(here) / "model.safetensors").read_bytes()
+
+    assert trained("a", 0) == trained("b", 0) != trained("c", 1)
+
+
+def test_missing_data_names_the_command_that_makes_it(config: Config) -> None:
+    with pytest.raises(UserError, match=r"python.* -m deepspec\.prepare"):
+        stage.run(dataclasses.replace(config, out=config.out + "-other"))
+
+
+def test_data_of_other_settings_is_refused_by_name(config: Config) -> None:
+    with pytest.raises(UserError, match=r"data\.max_length was 48, is 64"):
+        stage.run(change(config, data={"max_length": 64}))
+    with pytest.raises(UserError, match=r"draft\.vocab_size was 40, is 50"):
+        stage.run(change(config, draft={"vocab_size": 50}))
+
+
+def test_data_of_another_tokenizer_is_refused_even_where_other_targets_are_allowed(config: Config) -> None:
+    edit_manifest(config, lambda manifest: manifest["inputs"]["target"].update(tokenizer="other"))
+    with pytest.raises(UserError, match="tokenizer 'other'"):
+        stage.run(change(config, target={"allow_other_target": True}))
+
+
+def test_data_of_other_weights_is_a_choice_and_recorded(config: Config) -> None:
+    edit_manifest(config, lambda manifest: manifest["inputs"]["target"].update(weights="other"))
+    with pytest.raises(UserError, match=r"target\.allow_other_target=true"):
+        stage.run(config)
+    folder = stage.run(change(config, target={"allow_other_target": True}))
+    (warning,) = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["warnings"]
+    assert "other" in warning
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(config: Config) -> None:
+    stage.run(config)
+    with pytest.raises(UserError, match=r"train\.learning_rate was 0\.001, is 0\.1"):
+        stage.run(change(config, train={"learning_rate": 0.1}))
+    with pytest.raises(UserError, match=r"draft\.ttt_steps was 2, is 3"):
+        stage.run(change(config, draft={"ttt_steps": 3}))
+    edit_manifest(config, lambda manifest: manifest.update(fingerprint="new data"))
+    with pytest.raises(UserError, match=r"data was .* is 'new data'"):
+        stage.run(config)
+
+
+def test_a_layer_the_target_lacks_is_named(config: Config) -> None:
+    with pytest.raises(UserError, match="Layer 9 does not exist"):
+        stage.run(change(config, draft={"capture_layers": [0, 9]}))
+
+
+def test_auto_prepare_makes_what_is_missing(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspec import prepare
+
+    made: list[Config] = []
+    monkeypatch.setattr(prepare, "run", made.append)
+    away = dataclasses.replace(config, auto_prepare=True, out=config.out + "-other")
+    with pytest.raises(UserError, match=r"deepspec\.prepare"):
+        stage.run(away)  # the stand-in makes nothing
+    assert made == [away]
+    stage.run(dataclasses.replace(config, auto_prepare=True))
+    assert made == [away]
+
+
+def test_an_artifact_without_a_draft_vocabulary_means_the_whole(config: Config) -> None:
+    data = Path(config.out) / "data"
+    (data / "draft_vocab.safetensors").unlink()
+    edit_manifest(config, lambda manifest: manifest["inputs"].update(draft_vocab_size=None))
+    folder = stage.run(change(config, draft={"vocab_size": None}))
+    assert load_draft(folder).target_ids is None
