@@ -49,7 +49,7 @@ def run(config: Config) -> Path:
     made_for = manifest.get("target") or {}
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
     allow = config.target.allow_other_target
-    warnings = check_fit(made_for, target.identity, allow, f"The draft in {out / 'draft'}")
+    warnings = check_fit(made_for, target.identity(), allow, f"The draft in {out / 'draft'}")
     module: nn.Module = draft
     module.to(target.device, target.dtype)
     prompts, excluded = _prompts(source, config, target)

@@ -138,7 +138,7 @@ class _Evaluation:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             fingerprint=self.papers.fingerprint,
             settings=self.papers.settings,
-            target=dict(self.target.identity),
+            target=self.target.identity(),
             draft=self.papers.draft,
             conditions=self._conditions(records, baselines),
             baselines=baselines,

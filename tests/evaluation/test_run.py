@@ -39,9 +39,16 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> Target:
-    target = tiny_target("llama")
-    target.identity = {"name": "tiny llama", "weights": "w", "vocab_size": VOCAB, "hidden_size": 32}
-    target.identity |= {"num_layers": 4, "tokenizer": "none", "dtype": "float64"}
+    identity = {
+        "name": "tiny llama",
+        "weights": "w",
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_layers": 4,
+        "tokenizer": "none",
+        "dtype": "float64",
+    }
+    target = Target(tiny_model("llama"), None, "tiny llama", identity)
 
     def load(config: TargetConfig, layers: Any = ()) -> Target:
         if config.dtype.value in ("auto", "float64"):
@@ -58,7 +65,7 @@ def trained(config: Config, target: Target) -> Path:
     """A run's folder with a draft and held-out prompts."""
     out = Path(config.out)
     new_draft(config.draft, target, None).save_pretrained(out / "draft")
-    manifest = {"fingerprint": "f", "target": target.identity}
+    manifest = {"fingerprint": "f", "target": target.identity()}
     (out / "draft" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     (out / "data").mkdir()
     rows = [
