@@ -1,6 +1,6 @@
 """`python -m deepspec.evaluate +recipe=X`: how much faster is decoding with the draft, for certain?"""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -9,8 +9,8 @@ from torch import nn
 
 from deepspec.artifacts import fingerprint, read_manifest
 from deepspec.config.app import command, entry
-from deepspec.config.schema import Config, Dtype
-from deepspec.data.conversation import BadRow, Tally
+from deepspec.config.schema import Config, Dtype, OnError
+from deepspec.data.conversation import BadRow, Conversation, Tally
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
@@ -32,9 +32,11 @@ def run(config: Config) -> Path:
     """Measure the draft in `config.out`/draft; writes evaluation/result.json and report.html beside it.
 
     Returns the report's path. What was measured with the same draft and settings is not measured again.
-    UserError (after writing) when a greedy output differs from plain decoding and rounding does not explain it.
+    UserError (after writing) when a greedy output differs from plain decoding and rounding is not the reason.
     """
     check_settings(config)
+    if config.evaluate.prompts is not None and not Path(config.evaluate.prompts).is_file():
+        raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
     out = Path(config.out)
     manifest = _draft_manifest(config, out)
     path = out / "evaluation" / "result.json"
@@ -42,6 +44,7 @@ def run(config: Config) -> Path:
     if (done := _already_measured(path, made_of)) is not None:
         print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
         return _finish(done, path)
+    source = _read_prompts(config)
     draft = load_draft(out / "draft")
     made_for = manifest.get("target") or {}
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
@@ -49,14 +52,14 @@ def run(config: Config) -> Path:
     warnings = check_fit(made_for, target.identity(), allow, f"The draft in {out / 'draft'}")
     module: nn.Module = draft
     module.to(target.device, target.dtype)
-    prompts, source, excluded = _prompts(config, target)
+    prompts, excluded = _prompts(source, config, target)
     papers = Papers(
         command=command("evaluate"),
         fingerprint=made_of,
         settings=_plain(asdict(config)),
         draft=_describe(draft, manifest),
         training=_history(out / "history.jsonl"),
-        prompt_source=source,
+        prompt_source=source.name,
         excluded=excluded,
         warnings=warnings,
     )
@@ -114,43 +117,48 @@ def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
     return read_manifest(out / "draft", command("train"))
 
 
-def _prompts(config: Config, target: Target) -> tuple[list[Prompt], str, dict[str, int]]:
-    """All prompts that could be used, where they are from, and how many were left out, by reason."""
-    longest = (
-        target.max_positions - config.decode.max_new_tokens - max([config.decode.k, *config.evaluate.sweep])
-    )
+@dataclass
+class _Source:
+    """Prompts as read before anything is loaded: ready ones of the data, or a user's conversations."""
+
+    name: str
+    path: Path
+    ready: list[Prompt]
+    conversations: list[Conversation]
+    tally: Tally
+
+
+def _read_prompts(config: Config) -> _Source:
+    """Read the prompts and complain about them before any long work."""
+    tally = Tally(strict=config.data.on_error is OnError.strict)
     if config.evaluate.prompts is None:
         path = Path(config.out) / "data" / "held_out_prompts.jsonl"
-        prompts, source = read_held_out(path, command("prepare")), "held-out prompts of the data"
-        left_out: dict[str, int] = {}
-    else:
-        path = Path(config.evaluate.prompts)
-        prompts, left_out = _read_file(path, config, target)
-        source = path.name
-    kept, too_long = fitting(prompts, longest)
-    if not kept:
-        raise UserError(
-            f"{path} has no prompt that can be evaluated: {left_out | too_long or 'it is empty'}."
-        )
-    return kept, source, left_out | too_long
+        ready = read_held_out(path, command("prepare"))
+        return _Source("held-out prompts of the data", path, ready, [], tally)
+    path = Path(config.evaluate.prompts)
+    return _Source(path.name, path, [], read_prompts(path, tally), tally)
 
 
-def _read_file(path: Path, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
-    """A user's own prompts file, each prompt as the target's chat template gives it to decoding."""
-    tally = Tally(strict=config.data.on_error.value == "strict")
+def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
+    """All prompts that can be decoded, by the target's chat template; how many were left out, by reason."""
+    prompts = list(source.ready)
     template = ChatTemplate(target.tokenizer, target.eos)
-    prompts = []
-    for conversation in read_prompts(path, tally):
+    for conversation in source.conversations:
         messages = list(conversation.with_system(config.data.system).messages)
         if conversation.has_answer:
             messages = messages[:-1]
         try:
             tokens = tuple(template.prompt(messages))
         except BadRow as error:
-            tally.bad(error, str(path), conversation.line, conversation.id)
+            source.tally.bad(error, str(source.path), conversation.line, conversation.id)
             continue
         prompts.append(Prompt(conversation.id, conversation.category, question(messages), tokens))
-    return prompts, dict(tally.counts)
+    kept, too_long = fitting(prompts, target.max_positions - config.decode.max_new_tokens)
+    excluded = dict(source.tally.counts) | too_long
+    if not kept:
+        why = "; ".join(f"{count}: {reason}" for reason, count in excluded.items()) or "it is empty"
+        raise UserError(f"{source.path} has no prompt that can be evaluated ({why}).")
+    return kept, excluded
 
 
 def _describe(draft: TrainableDraft, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -65,18 +65,20 @@ def transformers_decode(target: Model) -> Decode:
 
 
 def _generation_config(request: Request) -> GenerationConfig:
+    """Every setting is given: a checkpoint's own defaults must not make this another decoder."""
     sampling = request.sampling
-    options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
-    if sampling.temperature > 0:
-        options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        options |= {"min_p": sampling.min_p or None}
+    sampled = sampling.temperature > 0
     return GenerationConfig(
         max_new_tokens=request.max_new_tokens,
         use_cache=True,
         eos_token_id=list(request.eos) or None,
         pad_token_id=request.eos[0] if request.eos else 0,
-        repetition_penalty=1.0,  # a checkpoint's own default must not make this another decoder
-        **options,
+        repetition_penalty=1.0,
+        do_sample=sampled,
+        temperature=sampling.temperature if sampled else 1.0,
+        top_k=sampling.top_k if sampled else 50,  # where nothing is sampled, the values that raise no warning
+        top_p=sampling.top_p if sampled else 1.0,
+        min_p=sampling.min_p or None,
     )
 
 

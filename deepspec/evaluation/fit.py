@@ -1,4 +1,4 @@
-"""Does a draft fit the target it is about to draft for?"""
+"""Does a draft, or data, fit the target it is about to be used with?"""
 
 from dataclasses import replace
 from typing import Any
@@ -30,12 +30,12 @@ def check_fit(
         f"than {target['name']}'s ({target['weights']})"
     )
     if not allow_other_target:
-        raise UserError(f"{difference}. To measure it all the same: target.allow_other_target=true.")
-    return [f"{difference}; measured all the same (target.allow_other_target=true)."]
+        raise UserError(f"{difference}. To use it all the same: target.allow_other_target=true.")
+    return [f"{difference}; used all the same (target.allow_other_target=true)."]
 
 
 def same_dtype(config: TargetConfig, made_for: dict[str, Any]) -> TargetConfig:
-    """With dtype=auto, the format the draft was made in: measuring again may fall the other way."""
+    """With dtype=auto, the format the artifact was made in: measuring again may fall the other way."""
     if config.dtype is Dtype.auto and made_for.get("name") == config.name and "dtype" in made_for:
         return replace(config, dtype=Dtype(made_for["dtype"]))
     return config

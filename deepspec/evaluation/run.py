@@ -43,7 +43,8 @@ from deepspec.evaluation.statistics import null
 from deepspec.evaluation.summary import summarise, summarise_result
 from deepspec.target import Target
 
-BASELINE_PROMPTS = 4  # enough to tell which plain decoding is the fastest; the main run measures it properly
+BASELINE_PROMPTS = 4  # enough, with so many tokens each, to tell which plain decoding is the fastest;
+BASELINE_TOKENS = 32  # the main run then measures it properly
 BASELINE_DTYPES = ("float32", "bfloat16")
 
 
@@ -211,7 +212,7 @@ class _Evaluation:
         found = time_baselines(
             ways,
             self._baseline_prompts(),
-            self.once,
+            replace(self.once, max_new_tokens=min(self.once.max_new_tokens, BASELINE_TOKENS)),
             resamples=self.config.evaluate.bootstrap,
             failed=failed,
             hooks=self._hooks("plain decoding"),

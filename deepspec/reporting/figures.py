@@ -72,8 +72,8 @@ def tokens_per_round(summary: Summary) -> Figure | None:
     for number, count, share in zip(numbers, counts, shares, strict=True):
         plot.bar((number - 0.36, number + 0.36), (0, share), "spec", f"{number} tokens: {count:,} rounds")
         plot.text(number, share, f"{share:.0%}", "value middle", dy=-5)
-    cut = f"{summary.cut_rounds:,} were cut by an end token or the limit and count with what was kept"
-    note = f"{total:,} rounds; {cut}."
+    kept = f"; {summary.cut_rounds:,} of them, cut by an end token or the limit, count with what was kept"
+    note = f"{total:,} rounds{kept if summary.cut_rounds else ''}."
     return Figure("Tokens per round", plot.svg("Histogram of tokens per round"), note)
 
 
@@ -92,7 +92,7 @@ def by_category(
         return None
     values = [v for _, m, _, _ in shown for v in (m.value, m.low, m.high) if v is not None]
     plot = Plot(
-        Axis(*padded([*values, 1.0]), title, format=times if unit else plain_number),
+        Axis(*padded([*values, 1.0]), title[0].lower() + title[1:], format=times if unit else plain_number),
         Axis(-0.6, len(shown) - 0.4, at=[]),
         height=76 + 27 * len(shown),
         left=170,

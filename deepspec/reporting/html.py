@@ -68,17 +68,20 @@ def render(result: EvaluationResult) -> str:
     )  # its texts were escaped when it was drawn
     environment.globals.update(interval=words.interval, number=words.number, cell=_cell)
     summary = result.summary
-    speed_names, speed_rows = _speed_table(result)
+    speed_names, every_row = _speed_table(result)
+    speed_rows = [row for row in every_row if any(metric.value is not None for metric in row[1])]
     return environment.get_template("report.html.j2").render(
         result=result,
         summary=summary,
         conditions=result.conditions,
         alarm=words.alarm(result),
         verdict=words.verdict(result),
-        direction=words.direction(summary.speedup),
+        headline=_unbroken(words.verdict(result)),
+        direction="unclear" if words.alarm(result) else words.direction(summary.speedup),
         tiles=_tiles(result),
         speed_names=speed_names,
         speed_rows=speed_rows,
+        missing=[(row[0], row[1][0].reason) for row in every_row if row not in speed_rows],
         prompts=[_prompt_row(number, record) for number, record in enumerate(result.records)],
         method=words.method(result),
         marks=[mark for mark in MARKS.values() if mark[0] != "sampled" or result.conditions.temperature > 0],
@@ -95,6 +98,11 @@ def write_report(result: EvaluationResult, path: Path) -> Path:
     partial.write_text(render(result), encoding="utf-8")
     os.replace(partial, path)
     return path
+
+
+def _unbroken(sentence: str) -> str:
+    """The sentence with its interval kept on one line (no-break space, word joiners)."""
+    return sentence.replace("(95% ", "(95%\u00a0").replace("–", "\u2060–\u2060")
 
 
 def _figures(result: EvaluationResult) -> dict[str, list[Figure]]:

@@ -72,7 +72,7 @@ def equality_words(summary: Summary, temperature: float) -> str:
     if equality.proven_ties:
         words += f", {equality.proven_ties} differ{'s' if equality.proven_ties == 1 else ''} at a proven tie"
     if equality.unproven:
-        words += f", {equality.unproven} DIFFER WITHOUT A PROOF"
+        words += f", {equality.unproven} differ{'s' if equality.unproven == 1 else ''} WITHOUT A PROOF"
     return words
 
 

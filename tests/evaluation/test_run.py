@@ -1,0 +1,252 @@
+"""Whole evaluations of a tiny target with an untrained EAGLE-3 draft, in float64: no tie is excused."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepspec import evaluate as stage
+from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig
+from deepspec.decoding import Engine
+from deepspec.decoding.request import Request, Result, Sampling
+from deepspec.drafts.eagle3 import Eagle3Options
+from deepspec.drafts.registry import new_draft
+from deepspec.errors import UserError
+from deepspec.evaluation import run as measuring
+from deepspec.evaluation.bare import logits_two_ways
+from deepspec.evaluation.baselines import transformers_decode
+from deepspec.evaluation.result import load_result
+from deepspec.evaluation.summary import summarise_result
+from deepspec.target import Target
+from tests.models import VOCAB, prompts, tiny_model, tiny_target
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(
+        name="tiny",
+        target=TargetConfig(name="tiny llama", path="tiny"),
+        draft=Eagle3Options(vocab_size=None),
+        data=DataConfig(),
+        decode=DecodeConfig(k=2, max_new_tokens=12),
+        evaluate=EvaluateConfig(max_prompts=4, sweep=[1, 3], sweep_prompts=2, bootstrap=100),
+        out=str(tmp_path / "runs" / "tiny"),
+    )
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Target:
+    identity = {
+        "name": "tiny llama",
+        "weights": "w",
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_layers": 4,
+        "tokenizer": "none",
+        "dtype": "float64",
+    }
+    target = Target(tiny_model("llama"), None, "tiny llama", identity)
+
+    def load(config: TargetConfig, layers: Any = ()) -> Target:
+        if config.dtype.value in ("auto", "float64"):
+            return target
+        model = copy.deepcopy(tiny_model("llama")).to(getattr(torch, config.dtype.value))
+        return Target(model, None, "tiny llama")
+
+    monkeypatch.setattr(stage, "load_target", load)
+    return target
+
+
+@pytest.fixture
+def trained(config: Config, target: Target) -> Path:
+    """A run's folder with a draft and held-out prompts."""
+    out = Path(config.out)
+    new_draft(config.draft, target, None).save_pretrained(out / "draft")
+    manifest = {"fingerprint": "f", "target": target.identity()}
+    (out / "draft" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (out / "data").mkdir()
+    rows = [
+        {
+            "id": f"p{i}",
+            "category": "xy"[i % 2],
+            "messages": [{"role": "user", "content": f"<b>{i}</b>"}],
+            "tokens": tokens,
+        }
+        for i, tokens in enumerate(prompts(5))
+    ]
+    file = out / "data" / "held_out_prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    history = [{"step": 10, "loss": 3.0}, {"step": 20, "loss": 2.0}, {"step": 20, "tau": 1.4, "k": 2}]
+    (out / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history), encoding="utf-8")
+    return out
+
+
+def test_a_whole_evaluation(config: Config, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert [record.equal for record in result.records] == [True] * 4
+    assert sorted(record.category for record in result.records) == ["x", "x", "y", "y"]
+    assert (result.summary, result.categories) == summarise_result(result)
+    assert result.conditions.k in (1, 3)
+    assert [point.k for point in result.sweep if point.chosen] == [result.conditions.k]
+    assert result.conditions.sweep_overlap == 1  # five prompts: four measured, two for the sweep
+    assert {(b.decoder, b.dtype) for b in result.baselines} == {
+        (decoder, dtype)
+        for decoder in ("deepspec", "transformers generate")
+        for dtype in ("float64", "float32", "bfloat16")
+    }
+    assert sum(b.chosen for b in result.baselines) == 1
+    assert result.step_times is not None and len(result.step_times.verify) == result.conditions.k + 1
+    for record in result.records:
+        (decoding,) = record.speculative
+        assert sum(r.committed for r in decoding.rounds) == len(decoding.tokens) - 1
+        assert all(r.committed == r.accepted + 1 or r.cut for r in decoding.rounds)
+    assert len(result.training) == 3
+    page = report.read_text(encoding="utf-8")
+    assert "&lt;b&gt;1&lt;/b&gt;" in page and "<b>1</b>" not in page
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert [line.split()[0] for line in lines] == ["τ", "speedup", "equality", "report"]
+    assert "4 of 4" in lines[2] and str(report) in lines[3]
+
+
+def test_what_was_measured_is_not_measured_again(
+    config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.evaluate.baselines = False
+    stage.run(config)
+    before = (trained / "evaluation" / "result.json").read_bytes()
+    (trained / "evaluation" / "report.html").unlink()
+    assert stage.run(config).is_file()
+    assert "Measured already" in capsys.readouterr().out
+    assert (trained / "evaluation" / "result.json").read_bytes() == before
+    (trained / "evaluation" / "result.json").write_text("{", encoding="utf-8")
+    stage.run(config)
+    assert load_result(trained / "evaluation" / "result.json").records
+    config.decode.max_new_tokens = 6
+    stage.run(config)
+    assert load_result(trained / "evaluation" / "result.json").conditions.max_new_tokens == 6
+
+
+def test_sampled_outputs_are_not_compared(config: Config, trained: Path) -> None:
+    config.decode.temperature = 1.0
+    config.evaluate.sweep = []
+    config.evaluate.repeats = 2
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert result.conditions.k == 2 and result.conditions.rule == "token"
+    assert [record.equal for record in result.records] == [None] * 4
+    assert all(len(record.speculative) == 2 for record in result.records)
+
+
+class Wrong(Engine):
+    """An engine that loses its way when it drafts."""
+
+    def generate(self, requests: Any, on_result: Any = None) -> list[Result]:
+        results = super().generate(requests, on_result)
+        if self.draft is not None:
+            for result in results:
+                result.tokens = [*result.tokens[:3], (result.tokens[3] + 1) % VOCAB, *result.tokens[4:]]
+        return results
+
+
+def test_a_decoder_that_is_not_lossless_fails_after_writing(
+    config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "Engine", Wrong)
+    config.evaluate.baselines = False
+    with pytest.raises(UserError, match="not lossless"):
+        stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert result.summary.equality.unproven == 4
+    assert all(record.tie is not None and record.tie.position == 3 for record in result.records)
+    assert 'class="alarm"' in (trained / "evaluation" / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(UserError, match="not lossless"):  # and it stays a failure when asked again
+        stage.run(config)
+
+
+def test_a_missing_draft_names_the_command(config: Config, target: Target) -> None:
+    with pytest.raises(UserError, match=r"-m deepspec\.train"):
+        stage.run(config)
+
+
+@pytest.mark.parametrize(
+    ("node", "key", "value"),
+    [
+        ("decode", "k", 0),
+        ("evaluate", "sweep", [2, 0]),
+        ("evaluate", "max_prompts", 0),
+        ("evaluate", "repeats", 0),
+        ("decode", "max_new_tokens", 1),
+    ],
+)
+def test_settings_that_cannot_be_measured_stop_by_name(
+    config: Config, node: str, key: str, value: Any
+) -> None:
+    setattr(getattr(config, node), key, value)
+    with pytest.raises(UserError, match=rf"{node}\.{key}"):
+        stage.run(config)
+
+
+def test_transformers_baseline_is_plain_decoding() -> None:
+    target = tiny_target("qwen3")
+    ours, theirs = Engine(target), transformers_decode(target)
+    for tokens in prompts(4):
+        request = Request(tokens, 16, Sampling(), 0, target.eos)
+        (expected,) = ours.generate([request])
+        found = theirs(request)
+        assert (found.tokens, found.finish) == (expected.tokens, expected.finish)
+        assert found.prefill_seconds > 0 and found.decode_seconds >= 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7])
+def test_logits_two_ways_are_a_plain_forwards(length: int) -> None:
+    target, (prompt, answer) = (
+        tiny_target("llama"),
+        ([5, 6, 7, 8], prompts(1, seed=4, longest=40)[0][:length]),
+    )
+    answer += [9] * (length - len(answer))
+    one, other = logits_two_ways(target, 2)(prompt, answer)
+    plain = tiny_model("llama")(torch.tensor([prompt + answer])).logits[0, -1]
+    torch.testing.assert_close(one, plain)
+    torch.testing.assert_close(other, plain)
+
+
+class Template:
+    """A template that wraps the text in brackets, and a token for each character."""
+
+    def __init__(self, tokenizer: Any, eos: Any) -> None:
+        pass
+
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        return [3 + ord(char) % 90 for message in messages for char in f"[{message['content']}]"]
+
+
+def test_a_users_own_prompts(
+    config: Config, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own.jsonl"
+    config.evaluate.prompts = str(file)
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    with pytest.raises(UserError, match=r"evaluate\.prompts.*own\.jsonl"):
+        stage.run(config)
+    rows = [
+        {"prompt": "Why?", "response": "So."},
+        {"prompt": "How?", "category": "h"},
+        {"prompt": "Long" * 99},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert result.conditions.prompt_source == "own.jsonl"
+    assert {r.prompt: (r.category, r.prompt_tokens) for r in result.records} == {
+        "Why?": ("prompts", 6),
+        "How?": ("h", 6),
+    }
+    assert list(result.conditions.excluded.values()) == [1]
+    file.write_text('{"prompt": "Why?"}\nnot JSON\n', encoding="utf-8")
+    with pytest.raises(UserError, match="line 2"):
+        stage.run(config)
