@@ -36,6 +36,15 @@ MAKE = "python -m deepspec.prepare"
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """All conversations, content hashes of where they come from, and what was left out on the way."""
+
+    conversations: list[Conversation]
+    sources: dict[str, Any]
+    tally: Tally
+
+
+@dataclass(frozen=True)
 class TargetFacts:
     """What preparing data needs to know of a target.
 
@@ -52,6 +61,7 @@ class TargetFacts:
 def build(
     folder: Path,
     settings: DataConfig,
+    gathered: Gathered,
     target: TargetFacts,
     *,
     draft_vocab_size: int | None,
@@ -64,16 +74,19 @@ def build(
     beside `folder` until the artifact is whole, so a stopped run loses at most one. `UserError` for settings,
     files or rows that cannot be used, before anything is generated.
     """
-    check_settings(settings, target)
     template = ChatTemplate(target.tokenizer, target.eos)
+    if settings.max_length > target.max_positions:
+        raise UserError(
+            f"data.max_length={settings.max_length} is longer than the {target.max_positions} positions the "
+            "target was made for: lower it."
+        )
     if settings.system:
         check_system(template, settings.system)
-    tally = Tally(strict=settings.on_error is OnError.strict)
-    conversations, sources = gather(settings, tally)
+    tally = gathered.tally
     inputs = {
         "format": FORMAT,
         "settings": {key: value for key, value in _plain(settings).items() if key != "prompts"},
-        "sources": sources,
+        "sources": gathered.sources,
         "target": dict(target.identity),
         "draft_vocab_size": draft_vocab_size,
     }
@@ -94,7 +107,7 @@ def build(
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
     }
-    documents, prompts = _documents(settings, reader, conversations, Batches(generate, work, recipe))
+    documents, prompts = _documents(settings, reader, gathered.conversations, Batches(generate, work, recipe))
     train = [(item.tokens, item.loss_mask) for item in documents if item.split == "train"]
     held = [(item.tokens, item.loss_mask) for item in documents if item.split == "held_out"]
     frequency = count_supervised(train, target.vocab_size)
@@ -136,7 +149,7 @@ def work_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.work")
 
 
-def check_settings(settings: DataConfig, target: TargetFacts) -> None:
+def check_settings(settings: DataConfig) -> None:
     """`UserError` for settings that cannot work, before anything long starts."""
     least = {
         "builtin_prompts": 0,
@@ -155,15 +168,15 @@ def check_settings(settings: DataConfig, target: TargetFacts) -> None:
         raise UserError(
             "data.answers=mixed needs data.regenerated_prompts: how many prompts get the target's own answer."
         )
-    if settings.max_length > target.max_positions:
-        raise UserError(
-            f"data.max_length={settings.max_length} is longer than the {target.max_positions} positions the "
-            "target was made for: lower it."
-        )
 
 
-def gather(settings: DataConfig, tally: Tally) -> tuple[list[Conversation], dict[str, Any]]:
-    """All conversations of the prompts file and the built-in sources, and hashes of their contents."""
+def gather(settings: DataConfig) -> Gathered:
+    """The conversations of the prompts file and of the built-in sources.
+
+    Needs no target, so that a wrong setting or a bad file is known in seconds: `UserError`.
+    """
+    check_settings(settings)
+    tally = Tally(strict=settings.on_error is OnError.strict)
     found: list[Conversation] = []
     sources: dict[str, Any] = {}
     if settings.prompts is not None:
@@ -181,7 +194,7 @@ def gather(settings: DataConfig, tally: Tally) -> tuple[list[Conversation], dict
         builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
         found += builtin
         sources.update(hashes, python=platform.python_version())
-    return found, sources
+    return Gathered(found, sources, tally)
 
 
 def _documents(

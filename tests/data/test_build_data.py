@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import load_from_disk
-from tests.data.toy_target import END, ToyAnswers, toy_facts
 
 from deepspec.config.schema import Answers, DataConfig, OnError
-from deepspec.data import build, load_draft_vocab, load_prompts, load_rows
+from deepspec.data import build, gather, load_draft_vocab, load_prompts, load_rows
 from deepspec.errors import UserError
+from tests.data.toy_target import END, ToyAnswers, toy_facts
 
 
 def prompts_file(folder: Path, count: int = 40, answered: int = 40) -> Path:
@@ -38,9 +38,11 @@ def prompts_file(folder: Path, count: int = 40, answered: int = 40) -> Path:
 def make(folder: Path, toy: ToyAnswers | None = None, **settings: Any) -> dict[str, Any]:
     facts = toy_facts()
     given: dict[str, Any] = {"held_out_prompts": 6, "max_length": 64, "batch_size": 4, **settings}
+    config = DataConfig(**given)
     return build(
         folder,
-        DataConfig(**given),
+        config,
+        gather(config),
         facts,
         draft_vocab_size=300,
         generate=toy or ToyAnswers(facts),
@@ -205,7 +207,8 @@ def test_a_killed_run_goes_on_where_it_stopped_and_ends_in_the_same_bytes(tmp_pa
     environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
 
     def run(folder: str, kill_at: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tests.data.toy_target", str(tmp_path / folder), str(prompts), kill_at]
+        arguments = [str(tmp_path / folder), str(prompts), kill_at]
+        command = [sys.executable, "-m", "tests.data.toy_target", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     toy = ToyAnswers(toy_facts())
@@ -292,6 +295,7 @@ def test_answers_of_one_token_leave_nothing_to_learn(tmp_path: Path) -> None:
         build(
             tmp_path / "data",
             settings,
+            gather(settings),
             facts,
             draft_vocab_size=None,
             generate=lambda prompts, seeds: [[facts.eos[0]] for _ in prompts],

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
-from tests.data.toy_tokenizers import INST, chatml, metaspace
 
 from deepspec.data.vocab import byte_level_alphabet, choose_draft_vocab, count_supervised, kept_always
 from deepspec.errors import UserError
+from tests.data.toy_tokenizers import INST, chatml, metaspace
 
 TOKENIZER = chatml()
 EOS = (0, 2)

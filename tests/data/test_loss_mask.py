@@ -3,6 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from deepspec.data.conversation import BadRow
+from deepspec.data.template import ChatTemplate, Row, check_system, given_turns, join_turns
+from deepspec.errors import UserError
 from tests.data.toy_tokenizers import (
     CHATML,
     DATED,
@@ -18,11 +23,6 @@ from tests.data.toy_tokenizers import (
     llama3,
     metaspace,
 )
-from transformers import PreTrainedTokenizerBase
-
-from deepspec.data.conversation import BadRow
-from deepspec.data.template import ChatTemplate, Row, check_system, given_turns, join_turns
-from deepspec.errors import UserError
 
 TALK = [
     ("user", "What is two plus two?"),
