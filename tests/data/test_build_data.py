@@ -204,7 +204,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_a_killed_run_goes_on_where_it_stopped_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
     prompts = prompts_file(tmp_path)
     root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
     def run(folder: str, kill_at: str) -> subprocess.CompletedProcess[str]:
         arguments = [str(tmp_path / folder), str(prompts), kill_at]
