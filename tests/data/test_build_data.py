@@ -275,6 +275,14 @@ def test_settings_that_cannot_work_stop_before_anything_is_generated(
     assert answers.batches == [] and not (tmp_path / "data").exists()
 
 
+def test_a_draft_vocabulary_that_is_too_small_stops_before_anything_is_generated(tmp_path: Path) -> None:
+    toy = ToyAnswers(toy_facts())
+    config = DataConfig(prompts=str(prompts_file(tmp_path)), max_length=64)
+    with pytest.raises(UserError, match=r"draft.vocab_size=200 is too small"):
+        build(tmp_path / "data", config, gather(config), toy_facts(), draft_vocab_size=200, generate=toy)
+    assert toy.batches == []
+
+
 def test_prompts_of_one_group_or_too_few_cannot_be_split(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"q{i}", "group": "one"}) + "\n" for i in range(8)))
