@@ -7,7 +7,7 @@ from pathlib import Path
 from deepspec.artifacts import MANIFEST, write_json
 from deepspec.config.app import entry
 from deepspec.config.schema import Config, Dtype, TargetConfig
-from deepspec.data import TargetFacts, build, work_folder
+from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Sampling
@@ -19,6 +19,7 @@ SETTLED = "target.json"
 def run(config: Config) -> Path:
     """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend."""
     folder = Path(config.out) / "data"
+    gathered = gather(config.data)
     target = _load(config.target, folder)
     facts = TargetFacts(
         tokenizer=target.tokenizer,
@@ -30,6 +31,7 @@ def run(config: Config) -> Path:
     build(
         folder,
         config.data,
+        gathered,
         facts,
         draft_vocab_size=getattr(config.draft, "vocab_size", None),
         generate=answerer(target, config),

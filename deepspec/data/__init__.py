@@ -1,6 +1,6 @@
 """Prompts → conversations → regeneration → template and loss mask → draft vocabulary → packing."""
 
-from deepspec.data.build import TargetFacts, build, work_folder
+from deepspec.data.build import TargetFacts, build, gather, work_folder
 from deepspec.data.dataset import load_draft_vocab, load_prompts, load_rows
 from deepspec.data.prompts import read_prompts
 from deepspec.data.template import ChatTemplate
@@ -9,6 +9,7 @@ __all__ = [
     "ChatTemplate",
     "TargetFacts",
     "build",
+    "gather",
     "load_draft_vocab",
     "load_prompts",
     "load_rows",

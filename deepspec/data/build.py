@@ -17,6 +17,7 @@ from deepspec.data.answers import Batches, Generate, Regenerated, regenerate
 from deepspec.data.conversation import Conversation, Tally
 from deepspec.data.dataset import (
     Document,
+    Split,
     save_documents,
     save_draft_vocab,
     save_prompts,
@@ -28,11 +29,20 @@ from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.selection import builtin_prompts, hold_out, to_regenerate
 from deepspec.data.summary import counts, summary
 from deepspec.data.template import ChatTemplate, check_system
-from deepspec.data.vocab import choose_draft_vocab, count_supervised
+from deepspec.data.vocab import check_vocab_size, choose_draft_vocab, count_supervised
 from deepspec.errors import UserError
 
 FORMAT = 1  # of the artifact; goes up when equal inputs give other rows than before
 MAKE = "python -m deepspec.prepare"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All conversations, content hashes of where they come from, and what was left out on the way."""
+
+    conversations: list[Conversation]
+    sources: dict[str, Any]
+    tally: Tally
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class TargetFacts:
 def build(
     folder: Path,
     settings: DataConfig,
+    gathered: Gathered,
     target: TargetFacts,
     *,
     draft_vocab_size: int | None,
@@ -64,60 +75,84 @@ def build(
     beside `folder` until the artifact is whole, so a stopped run loses at most one. `UserError` for settings,
     files or rows that cannot be used, before anything is generated.
     """
-    check_settings(settings, target)
     template = ChatTemplate(target.tokenizer, target.eos)
-    if settings.system:
-        check_system(template, settings.system)
-    tally = Tally(strict=settings.on_error is OnError.strict)
-    conversations, sources = gather(settings, tally)
+    _check_target(settings, target, template, draft_vocab_size)
     inputs = {
         "format": FORMAT,
         "settings": {key: value for key, value in _plain(settings).items() if key != "prompts"},
-        "sources": sources,
+        "sources": gathered.sources,
         "target": dict(target.identity),
         "draft_vocab_size": draft_vocab_size,
     }
     name = fingerprint(inputs)
+    work = work_folder(folder)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder, MAKE)
         if manifest.get("fingerprint") == name:
-            shutil.rmtree(work_folder(folder), ignore_errors=True)
+            shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {name}).")
             return manifest
         say(f"{folder} was made of other settings, prompts or target: making it anew.")
-
-    reader = Reader(template, settings.max_length, tally)
-    work = work_folder(folder)
+    reader = Reader(template, settings.max_length, gathered.tally)
     recipe = {
         "target": dict(target.identity),
         "temperature": settings.temperature,
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
     }
-    documents, prompts = _documents(settings, reader, conversations, Batches(generate, work, recipe))
+    documents, prompts = _documents(settings, reader, gathered.conversations, Batches(generate, work, recipe))
+    manifest = {"stage": "prepare", "fingerprint": name, "config": _plain(settings), "inputs": inputs}
+    _write(folder, manifest, target, reader, documents=documents, prompts=prompts)
+    shutil.rmtree(work, ignore_errors=True)
+    say(summary(manifest, folder))
+    return manifest
+
+
+def _check_target(
+    settings: DataConfig, target: TargetFacts, template: ChatTemplate, draft_vocab_size: int | None
+) -> None:
+    if settings.max_length > target.max_positions:
+        raise UserError(
+            f"data.max_length={settings.max_length} is longer than the {target.max_positions} positions the "
+            "target was made for: lower it."
+        )
+    if settings.system:
+        check_system(template, settings.system)
+    check_vocab_size(draft_vocab_size, target.tokenizer, target.eos, target.vocab_size)
+
+
+def _write(
+    folder: Path,
+    manifest: dict[str, Any],
+    target: TargetFacts,
+    reader: Reader,
+    *,
+    documents: list[Document],
+    prompts: list[dict[str, Any]],
+) -> None:
+    """Choose the draft vocabulary, pack, save; `manifest` gets the counts."""
     train = [(item.tokens, item.loss_mask) for item in documents if item.split == "train"]
     held = [(item.tokens, item.loss_mask) for item in documents if item.split == "held_out"]
     frequency = count_supervised(train, target.vocab_size)
     if int(frequency.sum()) == 0:
-        raise UserError(f"No prompt leaves a token to learn from. Left out: {_reasons(tally)}.")
-    vocab = choose_draft_vocab(frequency, draft_vocab_size, target.tokenizer, target.eos)
-
-    manifest = {"stage": "prepare", "fingerprint": name, "config": _plain(settings), "inputs": inputs}
+        raise UserError(f"No prompt leaves a token to learn from. Left out: {_reasons(reader.tally)}.")
+    size = manifest["inputs"]["draft_vocab_size"]
+    vocab = choose_draft_vocab(frequency, size, target.tokenizer, target.eos)
+    own = "plain (the tokenizer has none)" if reader.template.plain else "the tokenizer's own"
     with new_artifact(folder, manifest) as new:
         save_documents(new, documents)
         save_prompts(new, prompts)
         save_draft_vocab(new, vocab.target_ids)
-        pad = _pad(target)
-        rows = {
-            "train": save_rows(new, "train", documents, settings.max_length, pad),
-            "held_out": save_rows(new, "held_out", documents, settings.max_length, pad),
+        splits: tuple[Split, ...] = ("train", "held_out")
+        rows = {split: save_rows(new, split, documents, reader.max_length, _pad(target)) for split in splits}
+        if reader.tally.rejects:
+            write_jsonl(new / "rejects.jsonl", reader.tally.rejects)
+        manifest["template"] = own
+        manifest["counts"] = {
+            **counts(documents, rows, reader.max_length, len(prompts)),
+            "left_out": dict(sorted(reader.tally.counts.items())),
+            "noted": {key: count for key, count in sorted(reader.numbers.items()) if count},
         }
-        if tally.rejects:
-            write_jsonl(new / "rejects.jsonl", tally.rejects)
-        manifest["template"] = "plain (the tokenizer has none)" if template.plain else "the tokenizer's own"
-        manifest["counts"] = counts(documents, rows, settings.max_length, len(prompts))
-        manifest["counts"]["left_out"] = dict(sorted(tally.counts.items()))
-        manifest["counts"]["noted"] = {key: n for key, n in sorted(reader.numbers.items()) if n}
         manifest["draft_vocab"] = {
             "size": vocab.size,
             "full": vocab.target_ids is None,
@@ -126,9 +161,6 @@ def build(
             "coverage_train": vocab.coverage(frequency),
             "coverage_held_out": vocab.coverage(count_supervised(held, target.vocab_size)) if held else None,
         }
-    shutil.rmtree(work, ignore_errors=True)
-    say(summary(manifest, folder))
-    return manifest
 
 
 def work_folder(folder: Path) -> Path:
@@ -136,7 +168,7 @@ def work_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.work")
 
 
-def check_settings(settings: DataConfig, target: TargetFacts) -> None:
+def check_settings(settings: DataConfig) -> None:
     """`UserError` for settings that cannot work, before anything long starts."""
     least = {
         "builtin_prompts": 0,
@@ -155,15 +187,15 @@ def check_settings(settings: DataConfig, target: TargetFacts) -> None:
         raise UserError(
             "data.answers=mixed needs data.regenerated_prompts: how many prompts get the target's own answer."
         )
-    if settings.max_length > target.max_positions:
-        raise UserError(
-            f"data.max_length={settings.max_length} is longer than the {target.max_positions} positions the "
-            "target was made for: lower it."
-        )
 
 
-def gather(settings: DataConfig, tally: Tally) -> tuple[list[Conversation], dict[str, Any]]:
-    """All conversations of the prompts file and the built-in sources, and hashes of their contents."""
+def gather(settings: DataConfig) -> Gathered:
+    """The conversations of the prompts file and of the built-in sources.
+
+    Needs no target, so that a wrong setting or a bad file is known in seconds: `UserError`.
+    """
+    check_settings(settings)
+    tally = Tally(strict=settings.on_error is OnError.strict)
     found: list[Conversation] = []
     sources: dict[str, Any] = {}
     if settings.prompts is not None:
@@ -181,7 +213,7 @@ def gather(settings: DataConfig, tally: Tally) -> tuple[list[Conversation], dict
         builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
         found += builtin
         sources.update(hashes, python=platform.python_version())
-    return found, sources
+    return Gathered(found, sources, tally)
 
 
 def _documents(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import datasets
 import pyarrow as pa
 from datasets import Dataset, load_from_disk
 from safetensors.torch import load_file, save_file
@@ -81,7 +82,14 @@ def save_rows(folder: Path, split: Split, documents: Sequence[Document], length:
 def _save(table: pa.Table, folder: Path) -> None:
     # A fingerprint of the content, not datasets' own: equal rows must give equal bytes.
     digest = fingerprint([folder.name, str(table.schema), table.num_rows, _digest(table)])
-    Dataset(table, fingerprint=digest).save_to_disk(str(folder), num_shards=1)
+    rows = Dataset(table, fingerprint=digest)
+    hidden = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        rows.save_to_disk(str(folder), num_shards=1)
+    finally:
+        if not hidden:
+            datasets.enable_progress_bars()
 
 
 def _digest(table: pa.Table) -> str:

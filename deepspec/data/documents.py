@@ -17,7 +17,7 @@ class Reader:
     """Turns conversations into documents of at most `max_length` tokens, and counts what happens to them.
 
     numbers: documents cut at the end, turns whose text is tokenised in two pieces, answers cut by the
-    generation limit, documents whose last turn has no end-of-turn token.
+    generation limit, given answers for which the template has no end-of-turn token.
     """
 
     template: ChatTemplate
@@ -85,7 +85,7 @@ class Reader:
 
     def _rows(self, turns: Sequence[Turn], conversation: Conversation) -> Iterator[Row]:
         self.numbers["turns tokenised in two pieces"] += sum(turn.straddled for turn in turns)
-        self.numbers["answers without end-of-turn token"] += sum(not turn.ended for turn in turns)
+        self.numbers["given answers without end-of-turn token"] += sum(turn.open_ended for turn in turns)
         for row in join_turns(turns, self.template.eos):
             cut = Row(row.tokens[: self.max_length], row.loss_mask[: self.max_length])
             if sum(cut.loss_mask) < LEAST_SUPERVISED:

@@ -28,7 +28,9 @@ SKIPPED_FOLDERS = {
 CODE_LINES = (4, 45)  # of a whole function
 CODE_CHARACTERS = 1800
 DOC_CHARACTERS = (40, 700)
+DOC_SHARE = 0.3  # a docstring at least so long, relative to its code: most of a row should be answer
 RESULT_CHARACTERS = 160
+RETURNS_CHARACTERS = 800  # of the function
 COMPLETE = (
     "Complete this function from Python's `{module}` module. Reply with the whole function.",
     "Here is the beginning of a Python function from `{module}`. Write it out in full.",
@@ -164,7 +166,8 @@ def _function(node: ast.FunctionDef, lines: list[str], module: str, public: bool
 
 def _tasks(function: Function, seed: int) -> Iterator[Conversation]:
     yield from _completion(function, seed)
-    if DOC_CHARACTERS[0] <= len(function.doc) <= DOC_CHARACTERS[1] and ">>>" not in function.doc:
+    long_enough = max(DOC_CHARACTERS[0], DOC_SHARE * len(function.bare))
+    if long_enough <= len(function.doc) <= DOC_CHARACTERS[1] and ">>>" not in function.doc:
         bare = _fence(function.bare)
         prompt = f"{_wording(DOCSTRING, function, seed)}\n\n{bare}"
         yield _task(function, "docstring", prompt, f'"""{function.doc}\n"""')
@@ -174,7 +177,8 @@ def _tasks(function: Function, seed: int) -> Iterator[Conversation]:
         yield _task(
             function, "unit_test", f"{_wording(UNIT_TEST, function, seed)}\n\n{_fence(function.code)}", None
         )
-        yield from _returns(function, seed)
+        if len(function.bare) <= RETURNS_CHARACTERS:
+            yield from _returns(function, seed)
 
 
 def _completion(function: Function, seed: int) -> Iterator[Conversation]:
@@ -182,7 +186,7 @@ def _completion(function: Function, seed: int) -> Iterator[Conversation]:
     body = len(lines) - function.head_lines
     if body < 4:
         return
-    shown = "\n".join(lines[: function.head_lines + body // 3])
+    shown = "\n".join(lines[: function.head_lines + body // 5])
     prompt = f"{_wording(COMPLETE, function, seed)}\n\n{_fence(shown)}"
     yield _task(function, "code_completion", prompt, _fence(function.code))
 

@@ -7,11 +7,11 @@ Rows are put together from *tokens*, prompt as decoding tokenises it and then th
 is trained on is the text it will meet.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -27,8 +27,8 @@ PLAIN_TEMPLATE = (
     "{{ '\n' }}{% endfor %}"
 )
 MARKER = "Qz7vMarkerAnswerQz7v"
-# Some templates print today's date; the same recipe must give the same tokens tomorrow.
 TODAY = datetime(2026, 1, 1)
+DATE_CALL = re.compile(r"""strftime_now\(\s*(["'])([^"']*)\1\s*\)""")
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
         self.plain = not getattr(tokenizer, "chat_template", None)
+        self.text = PLAIN_TEMPLATE if self.plain else without_date(tokenizer.get_chat_template())
         self._trailers: dict[str, tuple[int | None, int]] = {}
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -150,14 +151,12 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], generation_prompt: bool) -> str:
         """The template's text."""
-        extra: dict[str, Any] = {"chat_template": PLAIN_TEMPLATE} if self.plain else {}
         try:
             text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
-                strftime_now=TODAY.strftime,
-                **extra,
+                chat_template=self.text,
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise BadRow("refused by the chat template", str(error)) from error
@@ -177,6 +176,11 @@ class ChatTemplate:
     def answer_text(self, answer: Sequence[int]) -> str:
         """A generated answer as message content: without the token that ended it."""
         return self.decode(answer[:-1] if answer and answer[-1] in self.eos else answer)
+
+
+def without_date(template: str) -> str:
+    """The template with `TODAY` for today's date: the same recipe must give the same tokens tomorrow."""
+    return DATE_CALL.sub(lambda call: f'"{TODAY.strftime(call[2])}"', template)
 
 
 def given_turns(template: ChatTemplate, messages: Sequence[Message]) -> list[Turn]:

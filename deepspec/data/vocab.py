@@ -45,19 +45,27 @@ def choose_draft_vocab(
     ≥ V: the whole vocabulary. `UserError` if `size` cannot hold what must be kept.
     """
     vocab_size = len(counts)
+    check_vocab_size(size, tokenizer, eos, vocab_size)
     seen = int((counts > 0).sum())
     always = kept_always(tokenizer, eos, vocab_size)
     if size is None or size >= vocab_size:
         return DraftVocab(None, vocab_size, len(always), seen)
-    if size < len(always):
-        raise UserError(
-            f"draft.vocab_size={size} is too small: the tokenizer's special tokens and byte alphabet alone "
-            f"are {len(always)}. Set it to that or more, or to null for the whole vocabulary."
-        )
     rank = counts.clone()
     rank[torch.tensor(sorted(always), dtype=torch.int64)] = torch.iinfo(torch.int64).max
     order = torch.sort(rank, descending=True, stable=True).indices
     return DraftVocab(order[:size].sort().values, size, len(always), seen)
+
+
+def check_vocab_size(
+    size: int | None, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int], vocab_size: int
+) -> None:
+    """`UserError` if a draft vocabulary of `size` cannot hold what is always kept."""
+    least = len(kept_always(tokenizer, eos, vocab_size))
+    if size is not None and size < least:
+        raise UserError(
+            f"draft.vocab_size={size} is too small: the tokenizer's special tokens and byte alphabet alone "
+            f"are {least}. Set it to that or more, or to null for the whole vocabulary."
+        )
 
 
 def kept_always(tokenizer: PreTrainedTokenizerBase, eos: Sequence[int], vocab_size: int) -> set[int]:

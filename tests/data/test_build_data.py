@@ -14,7 +14,7 @@ import torch
 from datasets import load_from_disk
 
 from deepspec.config.schema import Answers, DataConfig, OnError
-from deepspec.data import build, load_draft_vocab, load_prompts, load_rows
+from deepspec.data import build, gather, load_draft_vocab, load_prompts, load_rows
 from deepspec.errors import UserError
 from tests.data.toy_target import END, ToyAnswers, toy_facts
 
@@ -38,9 +38,11 @@ def prompts_file(folder: Path, count: int = 40, answered: int = 40) -> Path:
 def make(folder: Path, toy: ToyAnswers | None = None, **settings: Any) -> dict[str, Any]:
     facts = toy_facts()
     given: dict[str, Any] = {"held_out_prompts": 6, "max_length": 64, "batch_size": 4, **settings}
+    config = DataConfig(**given)
     return build(
         folder,
-        DataConfig(**given),
+        config,
+        gather(config),
         facts,
         draft_vocab_size=300,
         generate=toy or ToyAnswers(facts),
@@ -202,17 +204,12 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_a_killed_run_goes_on_where_it_stopped_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
     prompts = prompts_file(tmp_path)
     root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
     def run(folder: str, kill_at: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.data.toy_target",
-            str(tmp_path / folder),
-            str(prompts),
-            kill_at,
-        ]
+        arguments = [str(tmp_path / folder), str(prompts), kill_at]
+        command = [sys.executable, "-m", "tests.data.toy_target", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     toy = ToyAnswers(toy_facts())
@@ -278,6 +275,14 @@ def test_settings_that_cannot_work_stop_before_anything_is_generated(
     assert answers.batches == [] and not (tmp_path / "data").exists()
 
 
+def test_a_draft_vocabulary_that_is_too_small_stops_before_anything_is_generated(tmp_path: Path) -> None:
+    toy = ToyAnswers(toy_facts())
+    config = DataConfig(prompts=str(prompts_file(tmp_path)), max_length=64)
+    with pytest.raises(UserError, match=r"draft.vocab_size=200 is too small"):
+        build(tmp_path / "data", config, gather(config), toy_facts(), draft_vocab_size=200, generate=toy)
+    assert toy.batches == []
+
+
 def test_prompts_of_one_group_or_too_few_cannot_be_split(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"q{i}", "group": "one"}) + "\n" for i in range(8)))
@@ -299,6 +304,7 @@ def test_answers_of_one_token_leave_nothing_to_learn(tmp_path: Path) -> None:
         build(
             tmp_path / "data",
             settings,
+            gather(settings),
             facts,
             draft_vocab_size=None,
             generate=lambda prompts, seeds: [[facts.eos[0]] for _ in prompts],

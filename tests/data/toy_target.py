@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from deepspec.config.schema import Answers, DataConfig
-from deepspec.data import TargetFacts, build
+from deepspec.data import TargetFacts, build, gather
 from tests.data.toy_tokenizers import chatml
 
 END = "<|im_end|>"
@@ -54,5 +54,5 @@ if __name__ == "__main__":
     chosen = DataConfig(
         prompts=prompts, answers=Answers.regenerated, held_out_prompts=6, max_length=128, batch_size=4
     )
-    build(Path(folder), chosen, target, draft_vocab_size=300, generate=answers)
+    build(Path(folder), chosen, gather(chosen), target, draft_vocab_size=300, generate=answers)
     print("batches made:", len(answers.batches))
