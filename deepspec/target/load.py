@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from deepspec.artifacts import MANIFEST
@@ -25,6 +26,7 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     Errors: an unreachable hub name, a folder without a model, remote code that was not asked for, a family
     without decoder layers.
     """
+    transformers.utils.logging.disable_progress_bar()  # a local load takes seconds; the stages have their own bars
     path = _path(config)
     device = torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
