@@ -144,7 +144,9 @@ def _write(
         save_prompts(new, prompts)
         save_draft_vocab(new, vocab.target_ids)
         splits: tuple[Split, ...] = ("train", "held_out")
-        rows = {split: save_rows(new, split, documents, reader.max_length, _pad(target)) for split in splits}
+        rows: dict[str, int] = {
+            split: save_rows(new, split, documents, reader.max_length, _pad(target)) for split in splits
+        }
         if reader.tally.rejects:
             write_jsonl(new / "rejects.jsonl", reader.tally.rejects)
         manifest["template"] = own
