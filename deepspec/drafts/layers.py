@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from deepspec.target.attention import attend_grouped
 from deepspec.target.state import State
 
 
@@ -43,10 +44,7 @@ class Attention(nn.Module):
         """Decoding: append to layer `layer` of `state` (planned by the caller) and attend over all of it."""
         q = self.queries(x, rotary)
         k, v = state.update(*self.keys_values(x, rotary), layer)
-        mixed = nn.functional.scaled_dot_product_attention(
-            q, repeat_heads(k, self.heads), repeat_heads(v, self.heads), attn_mask=mask
-        )
-        return self.output(mixed)
+        return self.output(attend_grouped(q, k, v, mask))
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from deepspec.errors import UserError
+from deepspec.target.attention import use_grouped_sdpa
 from deepspec.target.layout import Layout, additive_mask, document_mask
 from deepspec.target.state import State
 
@@ -50,6 +51,7 @@ class Target:
         identity: dict[str, Any] | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
+        use_grouped_sdpa(model)
         self.tokenizer: Any = tokenizer
         self.name = name
         self.config = model.config.get_text_config(decoder=True)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deepspec.drafts.contract import DraftBatch, DraftContext, TargetModel
 from deepspec.errors import UserError
+from deepspec.training.memory import FeatureMemory, stacked
 
 PADDING = {"tokens": 0, "loss_mask": 0, "documents": -1, "positions": 0}
 STAND_IN = -1
@@ -154,21 +155,41 @@ def windows(
 
 
 def draft_batch(
-    rows: RowBatch, target: CapturingTarget, layers: list[int], steps: int | None = None
+    rows: RowBatch,
+    target: CapturingTarget,
+    layers: list[int],
+    steps: int | None = None,
+    memory: FeatureMemory | None = None,
 ) -> DraftBatch:
-    """Run the target over the rows and keep what the draft learns from, in the target's own number format."""
+    """Run the target over the rows and keep what the draft learns from, in the target's own number format.
+
+    memory: rows it holds are not run again; None or an empty budget runs the batch as one.
+    """
     tokens, positions, documents = (
         column.to(target.device) for column in (rows.tokens, rows.positions, rows.documents)
     )
-    captured = target.capture(tokens, positions, documents, layers=layers)
+    if memory is None or memory.gib <= 0:
+        captured = target.capture(tokens, positions, documents, layers=layers)
+        features, last_hidden = captured.features, captured.last_hidden
+    else:
+        parts = []
+        for index, row in enumerate(rows.ids):
+            kept = memory.get(row, tokens.shape[1])
+            if kept is None:
+                one = slice(index, index + 1)
+                captured = target.capture(tokens[one], positions[one], documents[one], layers=layers)
+                kept = (captured.features[0], captured.last_hidden[0])
+                memory.offer(row, *kept)
+            parts.append(kept)
+        features, last_hidden = stacked(parts, target.device)
     return DraftBatch(
         context=DraftContext(target),
         tokens=tokens,
         loss_mask=rows.loss_mask.to(target.device).bool() & (documents >= 0),
         documents=documents,
         positions=positions,
-        features=captured.features,
-        last_hidden=captured.last_hidden,
+        features=features,
+        last_hidden=last_hidden,
         steps=steps,
     )
 

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from deepspec.drafts.contract import DraftLoss
 from deepspec.drafts.walk import Walk, greedy_accepts, keyed_uniforms, sampled_accepts, walk
 from deepspec.training.batches import CapturingTarget, Plan, RowBatch, Rows, draft_batch, windows
+from deepspec.training.memory import FeatureMemory
 from deepspec.training.meters import Meter, total
 
 
@@ -50,6 +51,7 @@ def evaluate_held_out(
     layers: list[int],
     coefficients: dict[str, float],
     accelerator: Accelerator,
+    memory: FeatureMemory | None = None,
 ) -> dict[str, Any]:
     """Loss, accuracy, tau and acceptance by position, with the counts they are made of."""
     chosen = _Spread(rows, how.rows)
@@ -58,7 +60,7 @@ def evaluate_held_out(
     training = model.training
     model.eval()
     for (batch,) in windows(chosen, plan, accelerator.process_index, seed=None):
-        loss = model(draft_batch(batch, target, layers, how.steps))
+        loss = model(draft_batch(batch, target, layers, how.steps, memory))
         meter.add(loss, batch.token_count, batch.counted)
         if batch.counted:
             walked += _walk(batch, loss, how)

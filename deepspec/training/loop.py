@@ -28,6 +28,7 @@ from deepspec.training.held_out import HeldOut, evaluate_held_out
 from deepspec.training.history import History
 from deepspec.training.interrupt import Interrupt
 from deepspec.training.launch import check_gradients_agree
+from deepspec.training.memory import FeatureMemory
 from deepspec.training.meters import Meter
 from deepspec.training.optimiser import (
     Micro,
@@ -80,7 +81,8 @@ def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> C
     counters = _start(checkpoints, draft, optimiser, config)
     progress = Progress(plan.steps, counters.step, accelerator.is_main_process)
     stepper = Stepper(model, optimiser, coefficients, config.clip, accelerator)
-    state = _State(run, draft, stepper, checkpoints, counters, progress)
+    memories = FeatureMemory(config.keep_features_gib), FeatureMemory(config.keep_features_gib / 4)
+    state = _State(run, draft, stepper, checkpoints, counters, progress, *memories)
     try:
         with ExitStack() as stack:
             if accelerator.is_main_process:
@@ -110,6 +112,8 @@ class _State:
     checkpoints: Checkpoints
     counters: Counters
     progress: Progress
+    memory: FeatureMemory
+    held_out_memory: FeatureMemory
     meter: Meter = field(default_factory=Meter)
     history: History | None = None
 
@@ -158,7 +162,10 @@ def _one_step(
     state: _State, window: list[RowBatch], rate: float, stop: bool, check: Callable[[], None] | None
 ) -> StepResult:
     run, layers = state.run, state.draft.capture_layers
-    captured = [Micro(draft_batch(one, run.target, layers), one.token_count, one.counted) for one in window]
+    captured = [
+        Micro(draft_batch(one, run.target, layers, memory=state.memory), one.token_count, one.counted)
+        for one in window
+    ]
     for group in state.stepper.optimiser.param_groups:
         group["lr"] = rate
 
@@ -219,6 +226,7 @@ def _evaluate(state: _State, rows: Rows) -> None:
         layers=state.draft.capture_layers,
         coefficients=state.stepper.coefficients,
         accelerator=run.accelerator,
+        memory=state.held_out_memory,
     )
     state.counters.evaluation = found
     state.record({"step": state.counters.step, **found})

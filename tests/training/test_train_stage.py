@@ -58,7 +58,7 @@ def config(model: Path, tmp_path: Path) -> Config:
     manifest = {
         "fingerprint": fingerprint("some data"),
         "config": stage._plain(made.data),
-        "inputs": {"target": load_target(made.target).identity, "draft_vocab_size": VOCAB_SIZE},
+        "inputs": {"target": load_target(made.target).identity(), "draft_vocab_size": VOCAB_SIZE},
     }
     with new_artifact(Path(made.out) / "data", manifest) as folder:
         for split in ("train", "held_out"):
@@ -91,7 +91,7 @@ def test_a_draft_is_trained_saved_and_not_trained_again(
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     draft = load_draft(folder)
     records = history.read(Path(config.out) / "history.jsonl")
-    assert manifest["target"] == load_target(config.target).identity
+    assert manifest["target"] == load_target(config.target).identity()
     assert manifest["capture_layers"] == draft.capture_layers
     assert manifest["data"] == fingerprint("some data")
     assert manifest["training"]["step"] == records[-1]["step"] == 6
