@@ -34,6 +34,8 @@ from deepspec.drafts.contract import (
 from deepspec.drafts.layers import MLP, Attention, Rotary, draft_shape
 from deepspec.drafts.statistics import StepStatistics
 from deepspec.drafts.unrolled import SupervisedRows, shift, supervised, unrolled_attention
+from deepspec.drafts.warm_start import warm_start
+from deepspec.errors import UserError
 from deepspec.target.layout import additive_mask, chain, document_mask
 from deepspec.target.state import State
 
@@ -49,6 +51,7 @@ class Eagle3Options:
     intermediate_size: int | None = None  # null = the target's
     norm_layers: bool = False  # EAGLE-3.1
     normalised_feedback: bool = False  # EAGLE-3.1
+    start: str = "random"  # or "target": the first layer starts from the target's last one, where it fits
 
 
 class Eagle3Config(PreTrainedConfig):
@@ -168,6 +171,10 @@ class Eagle3Draft(TrainableDraft):
             draft.lm_head.weight.copy_(rows if target_ids is None else rows[target_ids.to(rows.device)])
             if target_ids is not None and draft.target_ids is not None:
                 draft.target_ids.copy_(target_ids)
+        if options.start == "target":
+            warm_start(draft, target)
+        elif options.start != "random":
+            raise UserError(f"draft.start is {options.start!r}; it must be random or target.")
         return draft
 
     @property

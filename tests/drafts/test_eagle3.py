@@ -9,9 +9,10 @@ from deepspec.decoding import Engine, Request
 from deepspec.drafts.contract import Beginning, Committed, DraftBatch, DraftContext
 from deepspec.drafts.eagle3 import Eagle3Draft, Eagle3Options, default_layers
 from deepspec.drafts.registry import load_draft, new_draft
-from deepspec.drafts.unrolled import supervised
+from deepspec.drafts.unrolled import supervised, unrolled_attention
 from deepspec.errors import UserError
 from deepspec.target import Target
+from deepspec.target.layout import document_mask
 from tests.models import VOCAB, prompts, tiny_target
 
 FAMILIES = ["llama", "qwen3", "gemma3", "deepseek_v3", "gpt_oss"]
@@ -208,6 +209,37 @@ def test_saved_and_loaded_drafts_propose_the_same(tmp_path: Path) -> None:
     assert [r.accepted for r in first.rounds] == [r.accepted for r in second.rounds]
     a, b = (step_logits(d, target, [*prompt, *range(3, 12)], len(prompt), 4) for d in (draft, loaded))
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_warm_start_is_the_targets_last_layer(family: str) -> None:
+    """With the token's half of the inputs silenced, the fresh draft computes what the target's layer does."""
+    target = tiny_target(family)
+    draft = make(target, start="target")
+    assert not torch.equal(draft.norm.weight, torch.ones_like(draft.norm.weight))
+    x = torch.randn(1, 5, 32, dtype=torch.float64)
+    torch.testing.assert_close(draft.norm(x), target.norm(x), rtol=1e-5, atol=1e-5)
+    if family != "llama":
+        return  # other families' layers differ from the draft's in kind; what fits is copied
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(draft.layers[0].self_attn, name).weight[:, :32] = 0
+        positions = torch.arange(5)[None]
+        mask = document_mask(torch.zeros(1, 5), positions, torch.float64)
+        rotary = draft.rotary(x, positions)
+        layer = draft.layers[0]
+        inputs = layer.normed(torch.randn_like(x), x)
+        mixed = unrolled_attention(
+            layer.self_attn.queries(inputs, rotary), layer.self_attn.keys_values(inputs, rotary), [], mask
+        )
+        found = layer.finish(x, layer.self_attn.output(mixed))
+        theirs = target.decoder.rotary_emb(x, positions)
+        expected = target.layers[-1](
+            x, attention_mask=mask, position_embeddings=theirs, position_ids=positions
+        )
+    torch.testing.assert_close(
+        found, expected[0] if isinstance(expected, tuple) else expected, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_damaged_draft_folder_is_named(tmp_path: Path) -> None:
