@@ -13,7 +13,8 @@ from deepspec.decoding.randomness import Purpose, uniforms
 from deepspec.decoding.request import Request, Result, Round
 from deepspec.decoding.sampling import distributions, draw
 from deepspec.drafts.contract import Beginning, Committed, DraftContext, Drafter, Proposal
-from deepspec.target import State, Target, chain, tree
+from deepspec.errors import UserError
+from deepspec.target import State, Target, chain
 
 
 @dataclass
@@ -65,7 +66,9 @@ class Batch:
     ) -> None:
         self.target, self.draft, self.k, self.max_rows = target, draft, k, max_rows
         self.sampled_rule = sampled_rule
-        self.layers: list[int] = list(getattr(draft, "capture_layers", [])) if draft is not None else []
+        self.layers: list[int] = (
+            list(draft.capture_layers) if draft is not None and draft.needs_features else []
+        )
         self.context = DraftContext(target)
         self.rows: list[Row] = []
         self.state: State | None = None
@@ -82,6 +85,7 @@ class Batch:
         state = self.target.new_state(1, capacity)
         output = self.target.forward(prompt, state, chain([0], prompt.shape[1], device), 1, self.layers)
         state.keep([prompt.shape[1]])
+        self._check_numbers([bool(output.logits.isnan().any())], [row])
         pending = self._draw_next([row], output.logits[:, -1])
         row.tokens = pending.tolist()
         self._synchronise()
@@ -114,15 +118,12 @@ class Batch:
         drafted_at = time.perf_counter()
         pending = torch.tensor([[row.tokens[-1]] for row in self.rows], device=self.target.device)
         tokens = torch.cat([pending, proposal.tokens], 1)
-        layout = (
-            chain(self.state.lengths, tokens.shape[1], self.target.device)
-            if proposal.parents is None
-            else tree(self.state.lengths, proposal.parents)
-        )
+        layout = chain(self.state.lengths, tokens.shape[1], self.target.device)
         output = self.target.forward(tokens, self.state, layout, 0, self.layers)
         self._synchronise()
         verified_at = time.perf_counter()
-        accepted, next_tokens = self._judge(proposal, output.logits)
+        accepted, next_tokens, broken = self._judge(proposal, output.logits)
+        self._check_numbers(broken, self.rows)
         counts = [count + 1 for count in accepted]
         self.state.keep(counts)
         drafted = proposal.tokens.tolist()
@@ -134,14 +135,15 @@ class Batch:
         kept = [(row, row.commit(tokens)) for row, tokens in zip(self.rows, committed, strict=True)]
         ended = time.perf_counter()
         for index, (row, tokens_kept) in enumerate(kept):
-            whole = len(committed[index])
+            # What lies behind an end token was neither verified nor accepted for anything that counts.
+            kept_count, cut = len(tokens_kept), len(tokens_kept) < len(committed[index])
             row.rounds.append(
                 Round(
                     drafted=self.drafted[index],
-                    verified=proposal.length[index],
-                    accepted=accepted[index],
-                    committed=len(tokens_kept),
-                    cut=len(tokens_kept) < whole,
+                    verified=min(proposal.length[index], kept_count) if cut else proposal.length[index],
+                    accepted=min(accepted[index], kept_count),
+                    committed=kept_count,
+                    cut=cut,
                     draft_seconds=drafted_at - started,
                     verify_seconds=verified_at - drafted_at,
                     rest_seconds=ended - verified_at,
@@ -161,16 +163,26 @@ class Batch:
             [row.request for row in self.rows], [len(row.tokens) for row in self.rows], count
         )
         proposal = self.draft.propose(self.draft_state, control)
+        if proposal.parents is not None or proposal.q_row is not None:
+            raise UserError(
+                f"{type(self.draft).__name__} proposes a tree; the acceptance rules here are for chains. Use a draft "
+                "that proposes chains."
+            )
         # Row by row, so that a request's rounds do not depend on what its batch mates have left.
         limits = [max(0, row.remaining - 1) for row in self.rows]
         self.drafted = proposal.length
         proposal.length = [min(pair) for pair in zip(proposal.length, limits, strict=True)]
         return proposal
 
-    def _judge(self, proposal: Proposal, logits: Tensor) -> tuple[list[int], list[int]]:
-        """Accepted lengths and the target's own next tokens, a Python int a row (the round's one transfer)."""
+    def _judge(self, proposal: Proposal, logits: Tensor) -> tuple[list[int], list[int], list[int]]:
+        """Accepted lengths, the target's own next tokens, and rows whose logits are no numbers (the round's one
+        transfer), each a Python int a row."""
+        # A sum is NaN if any part is; the −inf of a masked-out vocabulary entry is none.
+        broken = logits.sum(-1).isnan().any(-1).long()
         if proposal.tokens.shape[1] == 0:
-            return [0] * len(self.rows), self._draw_next(self.rows, logits[:, -1]).tolist()
+            next_tokens, none = self._draw_next(self.rows, logits[:, -1]), torch.zeros_like(broken)
+            lengths, tokens, bad = torch.stack([none, next_tokens, broken]).tolist()
+            return lengths, tokens, bad
         samplings = [row.request.sampling for row in self.rows]
         greedy = all(sampling.temperature == 0 for sampling in samplings) and not self.sampled_rule
         law: acceptance.Law = (
@@ -179,8 +191,18 @@ class Batch:
             else acceptance.token_law(proposal, distributions(logits, samplings))
         )
         verdict = acceptance.draw(law, *self._uniforms(proposal.tokens.shape[1], greedy))
-        lengths, tokens = torch.stack([verdict.length, verdict.next_token]).tolist()
-        return lengths, tokens
+        lengths, tokens, bad = torch.stack([verdict.length, verdict.next_token, broken]).tolist()
+        return lengths, tokens, bad
+
+    def _check_numbers(self, broken: list[Any], rows: list[Row]) -> None:
+        """argmax of NaN is token 0, so that a broken target would look perfectly predictable."""
+        for bad, row in zip(broken, rows, strict=True):
+            if bad:
+                raise UserError(
+                    f"The target's logits for request {row.request.id!r} are not numbers (NaN) after "
+                    f"{len(row.tokens)} tokens: its weights are damaged, or {self.target.dtype} is too narrow for them. "
+                    "Check the checkpoint, or set target.dtype=float32."
+                )
 
     def _uniforms(self, count: int, greedy: bool) -> tuple[Tensor, Tensor]:
         """Keyed by output position: drafted token i's accept draw, and the next token's for each length."""

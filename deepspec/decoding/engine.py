@@ -36,6 +36,8 @@ class Engine:
         if rule not in ("auto", "greedy", "token"):
             raise UserError(f"decode.rule is {rule!r}; it must be auto, greedy or token.")
         target.require("chain", *(["ragged"] if max_batch_size > 1 else []))
+        if draft is not None and draft.needs_features:
+            target.require("features")
         self.target, self.draft, self.k, self.rule, self.max_batch_size = (
             target,
             draft,

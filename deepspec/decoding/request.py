@@ -29,8 +29,9 @@ class Request:
 class Round:
     """One propose–verify cycle of one request.
 
-    drafted, verified, accepted: tokens; `committed` counts what was kept (accepted + 1 unless `cut`, i.e. an
-    end token or the limit fell inside). Seconds are the whole round's, shared by all rows of the batch.
+    drafted, verified, accepted: tokens; near the limit of an answer fewer are verified than were drafted.
+    `committed` counts what was kept: accepted + 1, unless an end token fell inside (`cut`); what lay behind it
+    counts as neither verified nor accepted. Seconds are the whole round's, shared by all rows of the batch.
     """
 
     drafted: int

@@ -114,6 +114,7 @@ class Drafter(Protocol):
     """What the engine sees. State belongs to the drafter; the engine only hands it back."""
 
     needs_features: bool
+    capture_layers: Sequence[int]  # of the target, read where `needs_features`
 
     def begin(self, beginning: Beginning) -> Any:
         """State of one new request."""

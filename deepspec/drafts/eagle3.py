@@ -172,7 +172,7 @@ class Eagle3Draft(TrainableDraft):
             if target_ids is not None and draft.target_ids is not None:
                 draft.target_ids.copy_(target_ids)
         if options.start == "target":
-            warm_start(draft, target)
+            config.started_from = warm_start(draft, target)
         elif options.start != "random":
             raise UserError(f"draft.start is {options.start!r}; it must be random or target.")
         return draft

@@ -24,6 +24,7 @@ def new_draft(options: Any, target: Any, target_ids: Tensor | None) -> Trainable
         raise UserError(
             f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(DRAFTS))}."
         )
+    target.require("features")
     draft = DRAFTS[options.algorithm][1].from_target(options, target, target_ids)
     target.check_layers(draft.capture_layers)
     return draft

@@ -25,9 +25,11 @@ class StepStatistics:
         for index in range(valid.shape[-1]):
             needed[:, index + 1 :] |= valid[:, : valid.shape[1] - index - 1, index]
         self.row_of = torch.cumsum(needed.flatten(), 0).view_as(batch.tokens) - 1
-        self.teacher: Teacher = teacher_on_vocab(
-            target.logits, batch.last_hidden[needed], vocab, text=self.next_tokens[needed]
-        )
+        # The target's own arithmetic, whatever the draft's training runs in.
+        with torch.autocast(batch.last_hidden.device.type, enabled=False):
+            self.teacher: Teacher = teacher_on_vocab(
+                target.logits, batch.last_hidden[needed], vocab, text=self.next_tokens[needed]
+            )
         self.sum = batch.features.new_zeros((), dtype=torch.float32)
         self.weight = torch.zeros_like(self.sum)
         shape, device = valid.shape, valid.device

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
 DAMPING = 0.3  # of the random weights that read what the target's layer never saw
 
@@ -25,43 +26,56 @@ def warm_start(draft: Any, target: Any) -> list[str]:
         draft.fc.weight.mul_(DAMPING)
         draft.fc.weight[:, -hidden:] += torch.eye(hidden)
         copied.append("fc")
-    for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"):
+    names = ["self_attn.o_proj"]
+    if isinstance(_find(source, "mlp.act_fn"), nn.SiLU | SiLUActivation):
+        names += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    for name in names:
         if _copy(_find(layer, name), _find(source, name)):
             copied.append(name)
-    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+    plain = _find(source, "self_attn.q_norm") is None  # normalised queries and keys are another layer's kind
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj") if plain else ():
         mine, theirs = _find(layer, name), _find(source, name)
         if theirs is not None and mine.weight[:, hidden:].shape == theirs.weight.shape:
             mine.weight[:, :hidden].mul_(DAMPING)
             mine.weight[:, hidden:].copy_(theirs.weight)
             copied.append(name)
-    norms = (
-        (layer.hidden_norm, _find(source, "input_layernorm")),
-        (layer.post_attention_layernorm, _find(source, "post_attention_layernorm")),
-        (draft.norm, target.norm),
-    )
-    for mine, norm in norms:
-        if norm is not None:
-            mine.weight.copy_(_effective_weight(norm, hidden, target))
-            copied.append("norm")
+    norms = {
+        "input_layernorm": (layer.hidden_norm, _find(source, "input_layernorm")),
+        "post_attention_layernorm": (
+            layer.post_attention_layernorm,
+            _find(source, "post_attention_layernorm"),
+        ),
+        "norm": (draft.norm, target.norm),
+    }
+    for name, (mine, norm) in norms.items():
+        scale = None if norm is None else _rms_scale(norm, hidden, target)
+        if scale is not None:
+            mine.weight.copy_(scale)
+            copied.append(name)
     return copied
 
 
-def _find(module: nn.Module, path: str) -> Any:
+def _find(module: Any, path: str) -> Any:
     for name in path.split("."):
-        module = getattr(module, name, None)  # type: ignore[assignment]
-        if module is None:
-            return None
+        module = getattr(module, name, None)
     return module
 
 
 def _copy(mine: Any, theirs: Any) -> bool:
-    fits = theirs is not None and getattr(theirs, "weight", None) is not None
-    if not fits or mine.weight.shape != theirs.weight.shape:
+    weight = getattr(theirs, "weight", None)
+    if weight is None or mine.weight.shape != weight.shape:
         return False
-    mine.weight.copy_(theirs.weight)
+    mine.weight.copy_(weight)
     return True
 
 
-def _effective_weight(norm: Any, hidden: int, target: Any) -> Tensor:
-    """An RMS norm's scale whatever its family stores (some keep the weight minus 1): its output on ones."""
-    return norm(torch.ones(1, hidden, dtype=target.dtype, device=target.device))[0]
+def _rms_scale(norm: Any, hidden: int, target: Any) -> Tensor | None:
+    """An RMS norm's scale [H] whatever its family stores (some keep the weight minus 1): its output on ones.
+
+    None where the norm is no RMS norm, which its output on another vector tells.
+    """
+    ones = torch.ones(1, hidden, dtype=target.dtype, device=target.device)
+    other = torch.linspace(-1, 2, hidden, dtype=target.dtype, device=target.device)[None]
+    scale = norm(ones)
+    expected = other * other.float().square().mean().rsqrt().to(other.dtype) * scale
+    return scale[0] if torch.allclose(norm(other), expected, rtol=2e-2, atol=1e-3) else None

@@ -1,5 +1,7 @@
 """What a target's state can do, tried at load and never assumed from the family's name."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,12 @@ def probe(target: Target) -> dict[str, str]:
         try:
             error = check(target)
             limit = TOLERANCE.get(target.dtype, 1e-3)
-            found[name] = (
-                "" if error <= limit else f"logits differ from a plain forward by {error:.1e} of their size"
-            )
+            if math.isnan(error):
+                found[name] = "its logits are not numbers: the weights are damaged or the dtype is too narrow"
+            elif error > limit:
+                found[name] = f"logits differ from a plain forward by {error:.1e} of their size"
+            else:
+                found[name] = ""
         except (
             RuntimeError,
             ValueError,

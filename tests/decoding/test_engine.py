@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from deepspec.decoding import Engine, Request, Result, Sampling
+from deepspec.drafts.contract import Proposal
 from deepspec.drafts.eagle3 import Eagle3Options
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
 from deepspec.target import Target
+from tests.drafts.packed import fit
 from tests.models import FAMILIES, VOCAB, prompts, tiny_model, tiny_target
 
 NEW = 40
@@ -28,11 +30,44 @@ def reference(family: str, prompt: list[int], count: int = NEW, eos: int | None 
     return out[0, len(prompt) :].tolist()
 
 
-def draft_for(target: Target, seed: int = 0, **options: object) -> torch.nn.Module:
-    """A random draft: its proposals are poor, which a lossless decoder must not show."""
-    torch.manual_seed(seed)
+def draft_for(target: Target, *taught: list[list[int]], **options: object) -> torch.nn.Module:
+    """A random draft, or one taught the answers of `taught` = (prompts, answers).
+
+    Its proposals are poor or fair, neither of which a lossless decoder may show.
+    """
+    torch.manual_seed(0)
     ids = torch.arange(0, VOCAB, 2)
-    return new_draft(Eagle3Options(vocab_size=len(ids), **options), target, ids).double().eval()
+    draft = new_draft(Eagle3Options(vocab_size=len(ids), ttt_steps=3, **options), target, ids).double().eval()
+    if taught:
+        fit(draft, target, *taught)
+    return draft
+
+
+class Oracle:
+    """Proposes the right answer."""
+
+    needs_features = False
+    capture_layers = ()
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer = answer
+
+    def begin(self, beginning):
+        return {"at": 1}
+
+    def join(self, state, new):
+        return new
+
+    def propose(self, state, control):
+        ahead = self.answer[state["at"] : state["at"] + control.max_tokens]
+        ahead += [0] * (control.max_tokens - len(ahead))
+        return Proposal(torch.tensor([ahead]), [control.max_tokens])
+
+    def update(self, state, committed):
+        state["at"] += committed.counts[0]
+
+    def select(self, state, rows):
+        pass
 
 
 def tokens_of(results: list[Result]) -> list[list[int]]:
@@ -44,11 +79,15 @@ def test_greedy_text_is_generates_text(family: str) -> None:
     target, texts = tiny_target(family), prompts(6, seed=1)
     expected = [reference(family, text) for text in texts]
     requests = [Request(text, NEW, id=str(index)) for index, text in enumerate(texts)]
-    draft = draft_for(target)
+    draft = draft_for(target, texts, expected)
     assert tokens_of(Engine(target).generate(requests)) == expected
     assert tokens_of(Engine(target, max_batch_size=4).generate(requests)) == expected
-    assert tokens_of(Engine(target, draft, k=4).generate(requests)) == expected
-    assert tokens_of(Engine(target, draft, k=3, max_batch_size=4).generate(requests)) == expected
+    for engine in (Engine(target, draft, k=4), Engine(target, draft, k=3, max_batch_size=4)):
+        results = engine.generate(requests)
+        assert tokens_of(results) == expected
+        accepted = [r.accepted for result in results for r in result.rounds]
+        assert sum(accepted) > len(accepted) / 4  # many rounds accept, and
+        assert accepted.count(0) > len(accepted) / 20  # some do not
 
 
 def test_a_perfect_draft_is_accepted_whole() -> None:
@@ -56,29 +95,7 @@ def test_a_perfect_draft_is_accepted_whole() -> None:
     target, (text,) = tiny_target("llama"), prompts(1, seed=2)
     answer = reference("llama", text, 31)
 
-    class Oracle:
-        needs_features = False
-
-        def begin(self, beginning):
-            return {"at": 1}
-
-        def join(self, state, new):
-            return new
-
-        def propose(self, state, control):
-            from deepspec.drafts.contract import Proposal
-
-            ahead = answer[state["at"] : state["at"] + control.max_tokens]
-            ahead += [0] * (control.max_tokens - len(ahead))
-            return Proposal(torch.tensor([ahead]), [control.max_tokens])
-
-        def update(self, state, committed):
-            state["at"] += committed.counts[0]
-
-        def select(self, state, rows):
-            pass
-
-    (result,) = Engine(target, Oracle(), k=5).generate([Request(text, 31)])
+    (result,) = Engine(target, Oracle(answer), k=5).generate([Request(text, 31)])
     assert result.tokens == answer
     assert [r.accepted for r in result.rounds] == [5] * 5
     assert [r.committed for r in result.rounds] == [6] * 5
@@ -96,6 +113,35 @@ def test_an_end_token_inside_an_accepted_block_ends_the_answer() -> None:
         assert result.tokens == expected
         assert result.finish == "eos"
         assert sum(r.committed for r in result.rounds) == len(expected) - 1
+
+
+def test_what_lies_behind_an_end_token_counts_for_nothing() -> None:
+    """A round whose drafted tokens were all right, with the end token among them."""
+    target, (text,) = tiny_target("llama"), prompts(1, seed=2)
+    answer = reference("llama", text, 31)
+    eos = answer[3]
+    (result,) = Engine(target, Oracle(answer), k=6).generate([Request(text, 31, eos=(eos,))])
+    (round_,) = result.rounds
+    assert result.tokens == answer[: answer.index(eos) + 1]
+    kept = answer.index(eos)  # the first token belongs to the prefill
+    assert 1 <= kept <= 3
+    assert (round_.cut, round_.drafted) == (True, 6)
+    assert (round_.committed, round_.accepted, round_.verified) == (kept, kept, kept)
+
+
+def test_a_tree_is_refused_not_taken_for_a_chain() -> None:
+    target, (text,) = tiny_target("llama"), prompts(1, seed=2)
+    draft = Oracle(reference("llama", text, 31))
+    propose = draft.propose
+
+    def as_tree(state, control):
+        proposal = propose(state, control)
+        proposal.parents = torch.tensor([[-1] * proposal.tokens.shape[1]])
+        return proposal
+
+    draft.propose = as_tree
+    with pytest.raises(UserError, match="proposes a tree"):
+        Engine(target, draft, k=3).generate([Request(text, 31)])
 
 
 def test_the_context_limit_ends_the_answer() -> None:
@@ -233,6 +279,24 @@ def test_the_same_statistic_catches_a_broken_rule(
 def test_impossible_requests_are_refused(request_: Request, words: str) -> None:
     with pytest.raises(UserError, match=words):
         Engine(tiny_target("llama")).generate([request_])
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_logits_that_are_no_numbers_stop_the_request(speculative: bool) -> None:
+    """argmax of NaN is token 0: without a check a broken target gives plausible text and full acceptance."""
+    target, (text,) = tiny_target("llama"), prompts(1, seed=8)
+    draft = draft_for(target) if speculative else None
+    poisoned = reference("llama", text, 6)[-1]
+    rows = target.model.get_input_embeddings().weight
+    kept = rows[poisoned].clone()
+    try:
+        with torch.no_grad():
+            rows[poisoned] = torch.nan
+        with pytest.raises(UserError, match=r"'bad'.*not numbers"):
+            Engine(target, draft, k=3).generate([Request(text, 20, id="bad")])
+    finally:
+        with torch.no_grad():
+            rows[poisoned] = kept
 
 
 def test_k_below_one_is_refused() -> None:
