@@ -2,6 +2,8 @@
 # shellcheck shell=bash disable=SC2034
 
 set -euo pipefail
+# pip answers Ctrl-C by failing, not by dying of it: without this the script would go on after it.
+trap 'exit 130' INT
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${DEEPSPEC_VENV:-$root/.venv}

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # From a fresh clone to a measured speedup: installs what is needed, then trains and measures a draft head on a
-# real small model. Interrupted at any moment, the same command continues. Arguments go to the recipe:
+# real small model. Interrupted at any moment, the same command continues. Arguments go to the recipe; other
+# settings belong into another folder:
 #
-#   bash scripts/quickstart.sh train.epochs=4
+#   bash scripts/quickstart.sh train.epochs=4 out=runs/longer
 
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -57,6 +57,11 @@ drop_half_installed() {
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
+# pip install, less its hundreds of lines about what it looks at; downloads, errors and the summary stay.
+install() {
+    pip install "$@" | awk '/^ *(Collecting|Processing|Requirement already|Using cached|Looking in|Attempting|Found existing|Uninstalling)/ { next } { print; fflush() }'
+}
+
 # True if the index answers in time and has the pinned version.
 index_has() {
     "$venv/bin/python" - "$torch_index" "$1" "$reach_seconds" <<'PYTHON'
@@ -86,12 +91,12 @@ install_torch() {
     if [ "$(uname -s)" = Linux ] && ! has_gpu && [ -n "$torch_index" ]; then
         say "No NVIDIA GPU: looking for PyTorch's CPU build at $torch_index (at most $reach_seconds s)"
         # without its dependencies: those come from the default index, with everything else
-        if index_has "$version" && pip install --retries 1 --no-deps --index-url "$torch_index" "$pin"; then
+        if index_has "$version" && install --retries 1 --no-deps --index-url "$torch_index" "$pin"; then
             return
         fi
         say "Not available there; taking PyTorch from the default index (this can be a download of several GB)"
     fi
-    pip install -c constraints.txt "$pin"
+    install -c constraints.txt "$pin"
 }
 
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && [ -x "$venv/bin/python" ]; then
@@ -108,7 +113,8 @@ rm -f "$stamp"
 drop_half_installed
 install_torch
 # DeepSpeed compiles its operators when they are first used, not now
-DS_BUILD_OPS=0 pip install -c constraints.txt -e '.[dev]'
+export DS_BUILD_OPS=0
+install -c constraints.txt -e '.[dev]'
 printf '%s\n' "$want" >"$stamp.partial"
 mv "$stamp.partial" "$stamp"
 say "Installed."

@@ -242,7 +242,7 @@ def _save(state: _State) -> None:
 
 def _leave(state: _State, interrupt: Interrupt) -> None:
     state.progress.say(
-        f"Interrupted; saved at step {state.counters.step}. Run the same command again to go on: "
+        f"Interrupted; saved at step {state.counters.step}. To go on, run the command again that you gave, or "
         f"{state.run.command}"
     )
     raise SystemExit(interrupt.exit_code)

@@ -1,0 +1,54 @@
+"""The shell scripts, with a Python that only pretends."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+# Passes for a fitting interpreter with a working pip, has no torch, and, when asked to look at the index (a script
+# on standard input), answers Ctrl-C the way pip does: by failing, not by dying of the signal.
+PRETENDER = """#!/usr/bin/env bash
+case "$*" in
+  "-m pip --version") exit 0 ;;
+  *torch.__version__*) exit 1 ;;
+  "- "*) trap 'exit 1' INT; echo LOOKING; while :; do sleep 0.1; done ;;
+  "-c import sys"*) exit 0 ;;
+  *) echo "WENT ON: $*"; exit 0 ;;
+esac
+"""
+
+
+def test_ctrl_c_stops_the_installation(tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PRETENDER)
+    python.chmod(0o755)
+    for name, text in (("uname", "#!/bin/sh\necho Linux\n"), ("nvidia-smi", "#!/bin/sh\nexit 1\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    process = subprocess.Popen(
+        ["bash", "scripts/setup.sh"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "DEEPSPEC_VENV": str(tmp_path / "venv"),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    seen = ""
+    while "LOOKING" not in seen:
+        line = process.stdout.readline()
+        assert line, seen
+        seen += line
+    os.killpg(process.pid, signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "WENT ON" not in rest
+    assert "default index" not in rest
