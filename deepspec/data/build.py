@@ -171,21 +171,10 @@ def work_folder(folder: Path) -> Path:
 
 
 def check_settings(settings: DataConfig) -> None:
-    """`UserError` for settings that cannot work, before anything long starts."""
-    least = {
-        "builtin_prompts": 0,
-        "held_out_prompts": 0,
-        "max_length": 16,
-        "max_new_tokens": 2,
-        "batch_size": 1,
-        "temperature": 0,
-    }
-    for key, minimum in least.items():
-        if getattr(settings, key) < minimum:
-            raise UserError(f"data.{key}={getattr(settings, key)} is too small: {minimum} is the least.")
+    """`UserError` for settings that do not go together; bounds of single numbers are the configuration's."""
     if settings.prompts is None and settings.builtin_prompts == 0:
         raise UserError("There are no prompts: set data.prompts to a file, or data.builtin_prompts above 0.")
-    if settings.answers is Answers.mixed and (settings.regenerated_prompts or -1) < 0:
+    if settings.answers is Answers.mixed and settings.regenerated_prompts is None:
         raise UserError(
             "data.answers=mixed needs data.regenerated_prompts: how many prompts get the target's own answer."
         )

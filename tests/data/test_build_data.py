@@ -255,10 +255,7 @@ def test_draft_vocabulary_of_the_artifact(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"prompts": None}, "There are no prompts"),
-        ({"max_length": 8}, "data.max_length=8 is too small"),
         ({"max_length": 1000}, "longer than the 512 positions"),
-        ({"batch_size": 0}, "data.batch_size=0"),
-        ({"temperature": -1.0}, "data.temperature=-1.0"),
         ({"answers": Answers.mixed}, "needs data.regenerated_prompts"),
         (
             {"max_length": 16, "system": "a long system prompt that fills the row"},
@@ -273,6 +270,13 @@ def test_settings_that_cannot_work_stop_before_anything_is_generated(
     with pytest.raises(UserError, match=message):
         make(tmp_path / "data", answers, **{"prompts": str(prompts_file(tmp_path)), **settings})
     assert answers.batches == [] and not (tmp_path / "data").exists()
+
+
+def test_mixed_answers_with_none_regenerated_are_the_given_ones(tmp_path: Path) -> None:
+    path = str(prompts_file(tmp_path))
+    make(tmp_path / "mixed", prompts=path, answers=Answers.mixed, regenerated_prompts=0)
+    make(tmp_path / "given", prompts=path, answers=Answers.given)
+    assert conversations(tmp_path / "mixed") == conversations(tmp_path / "given")
 
 
 def test_a_draft_vocabulary_that_is_too_small_stops_before_anything_is_generated(tmp_path: Path) -> None:

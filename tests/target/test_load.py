@@ -70,6 +70,24 @@ def test_an_unreachable_hub_name_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         load_target(config("nobody/nothing"))
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", ""])
+def test_a_device_that_is_not_here_is_named(tiny_folder: Path, device: str) -> None:
+    with pytest.raises(UserError, match=rf"target\.device={device} cannot be used.*auto or one of cpu"):
+        load_target(config(tiny_folder, device=device))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd shapes"), KeyError("layers"), AttributeError("no norm")])
+def test_a_model_that_cannot_be_wrapped_is_a_sentence(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(self: object, *arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("deepspec.target.load.Target.__init__", fail)
+    with pytest.raises(UserError, match=f"could not be loaded.*{error.args[0]}"):
+        load_target(config(tiny_folder))
+
+
 def test_auto_dtype_is_one_of_the_two_it_measures() -> None:
     assert resolve_dtype(Dtype.auto, torch.device("cpu")) in (torch.float32, torch.bfloat16)
     assert resolve_dtype(Dtype.float64, torch.device("cpu")) is torch.float64
