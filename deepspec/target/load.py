@@ -18,6 +18,7 @@ from deepspec.target.dtype import probe_dtype
 from deepspec.target.model import Target
 
 BUILTIN = "builtin:"
+CONFIGURATION = ("config.json", "generation_config.json")
 
 
 def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
@@ -123,15 +124,17 @@ def _identity(model: PreTrainedModel, tokenizer: Any, config: TargetConfig, path
 
 
 def _weights_of(folder: Path) -> str:
-    """A converted target's source checksum, else sha256 over a local folder's weight files, in name order.
+    """A converted target's source checksum, else sha256 over a local folder's weights and configuration.
 
-    A conversion's own files may differ in bytes from one library version to the next, its source does not.
+    Files in name order; the configuration, because another rope or end token gives other answers. A
+    conversion's own files may differ in bytes from one library version to the next, its source does not.
     """
     manifest = folder / MANIFEST
     if manifest.is_file() and (source := json.loads(manifest.read_text()).get("gguf_sha256")):
         return source[:16]
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+    settings = [file for name in CONFIGURATION if (file := folder / name).is_file()]
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), *settings]):
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)
