@@ -57,10 +57,10 @@ def _run(config: Config, processes: PartialState) -> Path:
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, load_draft_vocab(out / "data"))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
-    sampled = data["config"]["temperature"] > 0
+    temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
     with closing(new_tracker(kind, config.name, recipe, out, say)) as tracker:
-        settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, sampled)
+        settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, temperature)
         counters = train(draft, rows, held_out, settings)
     if accelerator.is_main_process:
         _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=warnings)

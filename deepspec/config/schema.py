@@ -109,7 +109,7 @@ class TrainConfig:
     keep_last: int = 2  # checkpoints
     resume: str = "auto"  # auto = from the newest checkpoint of this run; never = start over
     tracker: Tracker = Tracker.none
-    keep_features_gib: float = 1.0  # memory for features of rows seen before; 0 = run the target every epoch
+    keep_features_gib: float = 1.0  # memory for features of rows seen before, held-out ones too; 0 = none
     seed: int = 0
 
 
