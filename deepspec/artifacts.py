@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,22 @@ def fingerprint(content: Any) -> str:
     """
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums and tuples as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def without_name(target: Mapping[str, Any]) -> dict[str, Any]:
+    """A target's identity without what it is called: a model that was moved or renamed is the same one."""
+    return {key: value for key, value in target.items() if key != "name"}
 
 
 def versions() -> dict[str, str]:

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, is_dataclass
-from enum import Enum
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, read_manifest
+from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
 from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Precision, Tracker
 from deepspec.data.dataset import load_draft_vocab, load_rows
+from deepspec.data.prompts import prompts_sha256
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
@@ -57,13 +57,13 @@ def _run(config: Config, processes: PartialState) -> Path:
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, load_draft_vocab(out / "data"))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
-    sampled = data["config"]["temperature"] > 0
+    temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
     with closing(new_tracker(kind, config.name, recipe, out, say)) as tracker:
-        settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, sampled)
+        settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, temperature)
         counters = train(draft, rows, held_out, settings)
     if accelerator.is_main_process:
-        _save(out / "draft", draft, recipe, counters, warnings)
+        _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=warnings)
         say(f"{out / 'draft'} is trained: {_result(counters)}.")
     accelerator.wait_for_everyone()
     return out / "draft"
@@ -92,12 +92,20 @@ def _data(config: Config, folder: Path, processes: PartialState) -> dict[str, An
 
 
 def _stale(config: Config, folder: Path) -> str:
-    """Which settings the data was not made with, the draft vocabulary's size among them; empty if none."""
+    """What the data was not made with: settings, the draft vocabulary's size, the prompts; empty if nothing.
+
+    The prompts file counts by its content, wherever it lies. One that is no longer there cannot have changed.
+    """
     manifest = read_manifest(folder, command("prepare"))
-    now = {f"data.{key}": value for key, value in _plain(config.data).items()}
+    now = {f"data.{key}": value for key, value in plain(config.data).items()}
     now["draft.vocab_size"] = getattr(config.draft, "vocab_size", None)
     then = {f"data.{key}": value for key, value in manifest["config"].items()}
     then["draft.vocab_size"] = manifest["inputs"]["draft_vocab_size"]
+    before, path = then.get("data.prompts"), now["data.prompts"]
+    if path is not None and (path != before or Path(path).is_file()):
+        now["data.prompts"] = f"{path} (sha256 {prompts_sha256(Path(path))[:16]})"
+        made_of = manifest["inputs"].get("sources", {}).get("prompts")
+        then["data.prompts"] = f"{path if made_of else before} (sha256 {(made_of or 'none')[:16]})"
     return ", ".join(f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key])
 
 
@@ -108,12 +116,12 @@ def _precision_of(target: Target) -> Precision:
 
 def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: Accelerator) -> dict[str, Any]:
     """All that decides the trained draft."""
-    train_settings = _plain(config.train)
+    train_settings = plain(config.train)
     rows_a_step = accelerator.num_processes * config.train.batch_size * config.train.accumulation
     return {
         "data": data["fingerprint"],
-        "target": target.identity(),
-        "draft": _plain(config.draft),
+        "target": without_name(target.identity()),
+        "draft": plain(config.draft),
         "train": {key: train_settings[key] for key in DECIDES},
         "precision": accelerator.mixed_precision,
         "effective_batch": rows_a_step,
@@ -121,20 +129,29 @@ def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: A
 
 
 def _made_of(folder: Path, recipe: dict[str, Any]) -> bool:
-    return (folder / MANIFEST).is_file() and read_manifest(folder, command("train")).get(
-        "fingerprint"
-    ) == fingerprint(recipe)
+    """Whether a finished draft has this recipe; one written by an earlier version has the target's name in it."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    before = read_manifest(folder, command("train")).get("recipe", {})
+    before = {**before, "target": without_name(before.get("target", {}))}
+    return fingerprint(before) == fingerprint(recipe)
 
 
 def _save(
-    folder: Path, draft: TrainableDraft, recipe: dict[str, Any], counters: Counters, warnings: list[str]
+    folder: Path,
+    draft: TrainableDraft,
+    recipe: dict[str, Any],
+    counters: Counters,
+    *,
+    identity: dict[str, Any],
+    warnings: list[str],
 ) -> None:
     summary = {key: value for key, value in asdict(counters).items() if key not in ("meter", "logged_at")}
     manifest = {
         "stage": "train",
         "fingerprint": fingerprint(recipe),
         "recipe": recipe,
-        "target": recipe["target"],
+        "target": identity,
         "capture_layers": draft.capture_layers,
         "data": recipe["data"],
         "training": summary,
@@ -151,17 +168,6 @@ def _result(counters: Counters) -> str:
     if counters.skipped:
         parts.append(f"{counters.skipped} steps skipped (loss not finite)")
     return ", ".join(parts)
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses, enums and tuples as JSON has them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.value if isinstance(value, Enum) else value
 
 
 main = entry("train", run)

@@ -77,7 +77,7 @@ class DataConfig:
     builtin_prompts: int = 0  # how many built-in prompts to add (standard-library tasks, everyday questions)
     answers: Answers = Answers.regenerated
     regenerated_prompts: int | None = None  # with answers=mixed: how many get the target's own answer
-    held_out_prompts: int = 32  # never trained on, kept for evaluation; split by source group
+    held_out_prompts: int = 32  # never trained on, kept for evaluation; split by source group; 0 = none
     system: str | None = None  # a system prompt put before every conversation that has none
     max_length: int = 1024  # tokens in a training row; documents are packed, longer ones cut (counted)
     max_new_tokens: int = 256  # regeneration: longest answer
@@ -109,7 +109,7 @@ class TrainConfig:
     keep_last: int = 2  # checkpoints
     resume: str = "auto"  # auto = from the newest checkpoint of this run; never = start over
     tracker: Tracker = Tracker.none
-    keep_features_gib: float = 1.0  # memory for features of rows seen before; 0 = run the target every epoch
+    keep_features_gib: float = 1.0  # memory for features of rows seen before, held-out ones too; 0 = none
     seed: int = 0
 
 
@@ -122,7 +122,6 @@ class DecodeConfig:
     top_p: float = 1.0
     min_p: float = 0.0
     max_new_tokens: int = 128
-    max_batch_size: int = 1
     seed: int = 0
 
 

@@ -1,17 +1,15 @@
 """Prompts in, a data artifact out: every step of preparing data, in order, for any target."""
 
-import dataclasses
 import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, read_manifest
+from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
 from deepspec.config.schema import Answers, DataConfig, OnError
 from deepspec.data.answers import Batches, Generate, Regenerated, regenerate
 from deepspec.data.conversation import Conversation, Tally
@@ -79,33 +77,38 @@ def build(
     _check_target(settings, target, template, draft_vocab_size)
     inputs = {
         "format": FORMAT,
-        "settings": {key: value for key, value in _plain(settings).items() if key != "prompts"},
+        "settings": {key: value for key, value in plain(settings).items() if key != "prompts"},
         "sources": gathered.sources,
         "target": dict(target.identity),
         "draft_vocab_size": draft_vocab_size,
     }
-    name = fingerprint(inputs)
+    name = _made_of(inputs)
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder, MAKE)
-        if manifest.get("fingerprint") == name:
+        if _made_of(manifest.get("inputs", {})) == name:
             shutil.rmtree(work, ignore_errors=True)
-            say(f"{folder} is complete already (fingerprint {name}).")
+            say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
         say(f"{folder} was made of other settings, prompts or target: making it anew.")
     reader = Reader(template, settings.max_length, gathered.tally)
     recipe = {
-        "target": dict(target.identity),
+        "target": without_name(target.identity),
         "temperature": settings.temperature,
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
     }
     documents, prompts = _documents(settings, reader, gathered.conversations, Batches(generate, work, recipe))
-    manifest = {"stage": "prepare", "fingerprint": name, "config": _plain(settings), "inputs": inputs}
+    manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
     _write(folder, manifest, target, reader, documents=documents, prompts=prompts)
     shutil.rmtree(work, ignore_errors=True)
     say(summary(manifest, folder))
     return manifest
+
+
+def _made_of(inputs: Mapping[str, Any]) -> str:
+    """The fingerprint of an artifact's inputs, whatever the target was called when it was made."""
+    return fingerprint({**inputs, "target": without_name(inputs.get("target", {}))})
 
 
 def _check_target(
@@ -171,21 +174,10 @@ def work_folder(folder: Path) -> Path:
 
 
 def check_settings(settings: DataConfig) -> None:
-    """`UserError` for settings that cannot work, before anything long starts."""
-    least = {
-        "builtin_prompts": 0,
-        "held_out_prompts": 0,
-        "max_length": 16,
-        "max_new_tokens": 2,
-        "batch_size": 1,
-        "temperature": 0,
-    }
-    for key, minimum in least.items():
-        if getattr(settings, key) < minimum:
-            raise UserError(f"data.{key}={getattr(settings, key)} is too small: {minimum} is the least.")
+    """`UserError` for settings that do not go together; bounds of single numbers are the configuration's."""
     if settings.prompts is None and settings.builtin_prompts == 0:
         raise UserError("There are no prompts: set data.prompts to a file, or data.builtin_prompts above 0.")
-    if settings.answers is Answers.mixed and (settings.regenerated_prompts or -1) < 0:
+    if settings.answers is Answers.mixed and settings.regenerated_prompts is None:
         raise UserError(
             "data.answers=mixed needs data.regenerated_prompts: how many prompts get the target's own answer."
         )
@@ -271,13 +263,6 @@ def _prompt(item: Regenerated) -> dict[str, Any]:
 def _pad(target: TargetFacts) -> int:
     pad = target.tokenizer.pad_token_id
     return int(pad) if pad is not None else min(target.eos, default=0)
-
-
-def _plain(settings: DataConfig) -> dict[str, Any]:
-    return {
-        key: value.value if isinstance(value, Enum) else value
-        for key, value in dataclasses.asdict(settings).items()
-    }
 
 
 def _reasons(tally: Tally) -> str:

@@ -71,7 +71,7 @@ def hold_out(
     if count == 0:
         raise UserError(
             f"{len(conversations)} prompts are too few to hold any out for evaluation: four are the least. "
-            "Add prompts, or set data.held_out_prompts=0."
+            "Add prompts, or set data.held_out_prompts=0 and give evaluate.prompts a file of its own."
         )
     held: list[Conversation] = []
     groups: set[str] = set()

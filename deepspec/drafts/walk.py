@@ -6,6 +6,9 @@ pending, accept n drafted tokens, commit them and the target's own next one, go 
 this is the engine round for round; for text drawn from the target, accepting the text's token x with
 min(1, q(x)/p(x)) is the law of token rejection: min(p, q)(x) / p(x) is the chance that x came from the draft,
 given that x came (Leviathan et al. 2023). On text of another origin it is an estimate only.
+
+The draft's statistics hold q and p at temperature 1. Text drawn at another temperature above 0 was drawn from
+another p and must not be walked with them: the result would be the acceptance length of no decoding at all.
 """
 
 from collections.abc import Sequence

@@ -18,6 +18,7 @@ from deepspec.target.dtype import probe_dtype
 from deepspec.target.model import Target
 
 BUILTIN = "builtin:"
+CONFIGURATION = ("config.json", "generation_config.json")
 
 
 def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
@@ -28,19 +29,19 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     """
     transformers.utils.logging.disable_progress_bar()  # a local load takes seconds; the stages have their own bars
     path = _path(config)
-    device = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-    )
+    device = _device(config.device)
     common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     try:
         model_config = AutoConfig.from_pretrained(path, **common)
         tokenizer = AutoTokenizer.from_pretrained(path, **common)
         dtype = resolve_dtype(config.dtype, device, model_config)
         model = _model(path, config, dtype, common)
-    except (OSError, ValueError) as error:
+        model.to(device)  # type: ignore[arg-type]
+        target = Target(model, tokenizer, config.name, _identity(model, tokenizer, config, path))
+    except UserError:
+        raise
+    except Exception as error:  # a checkpoint's own code, or a family nobody has tried, may raise anything
         raise UserError(_explain(config, error)) from error
-    model.to(device)  # type: ignore[arg-type]
-    target = Target(model, tokenizer, config.name, _identity(model, tokenizer, config, path))
     target.check_layers(layers)
     return target
 
@@ -52,6 +53,21 @@ def resolve_dtype(dtype: Dtype, device: torch.device, model_config: Any = None) 
     text = model_config.get_text_config(decoder=True) if model_config is not None else None
     hidden = getattr(text, "hidden_size", 576)
     return probe_dtype(device, hidden, getattr(text, "intermediate_size", None) or 4 * hidden)
+
+
+def _device(name: str) -> torch.device:
+    """The torch device of `target.device`, tried with one number."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        raise UserError(
+            f"target.device={name} cannot be used on this machine. It is auto or one of {', '.join(there)}."
+        ) from error
+    return device
 
 
 def _path(config: TargetConfig) -> str:
@@ -86,7 +102,8 @@ def _explain(config: TargetConfig, error: Exception) -> str:
             f"The target {config.path} brings its own Python code. If you trust it, run again with "
             "target.trust_remote_code=true (it will be recorded in every manifest)."
         )
-    return f"The target {config.path!r} could not be loaded: {text[:300]} (target.path is a hub name or a local folder.)"
+    reason = text[:300] or type(error).__name__
+    return f"The target {config.path!r} could not be loaded: {reason} (target.path is a hub name or a local folder.)"
 
 
 def _identity(model: PreTrainedModel, tokenizer: Any, config: TargetConfig, path: str) -> dict[str, Any]:
@@ -107,15 +124,17 @@ def _identity(model: PreTrainedModel, tokenizer: Any, config: TargetConfig, path
 
 
 def _weights_of(folder: Path) -> str:
-    """A converted target's source checksum, else sha256 over a local folder's weight files, in name order.
+    """A converted target's source checksum, else sha256 over a local folder's weights and configuration.
 
-    A conversion's own files may differ in bytes from one library version to the next, its source does not.
+    Files in name order; the configuration, because another rope or end token gives other answers. A
+    conversion's own files may differ in bytes from one library version to the next, its source does not.
     """
     manifest = folder / MANIFEST
     if manifest.is_file() and (source := json.loads(manifest.read_text()).get("gguf_sha256")):
         return source[:16]
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+    settings = [file for name in CONFIGURATION if (file := folder / name).is_file()]
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), *settings]):
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)

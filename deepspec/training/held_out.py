@@ -17,15 +17,24 @@ from deepspec.training.meters import Meter, total
 class HeldOut:
     """What is evaluated and how.
 
-    rows: at most this many, spread evenly over all. steps: K of the walk. sampled: the text was drawn from
-    the target (False: it is greedy).
+    rows: at most this many, spread evenly over all. steps: K of the walk. temperature: at which the target
+    wrote the text (0: greedily).
     """
 
     rows: int
     steps: int
-    sampled: bool
+    temperature: float
     seed: int
     batch_size: int
+
+    @property
+    def why_no_tau(self) -> str | None:
+        """None where the text can be walked: the draft's probabilities are those of temperature 1."""
+        if self.temperature in (0, 1):
+            return None
+        return (
+            f"the answers were drawn at temperature {self.temperature:g}; offline τ is known at 0 and 1 only"
+        )
 
 
 class _Spread:
@@ -53,7 +62,10 @@ def evaluate_held_out(
     accelerator: Accelerator,
     memory: FeatureMemory | None = None,
 ) -> dict[str, Any]:
-    """Loss, accuracy, tau and acceptance by position, with the counts they are made of."""
+    """Loss, accuracy, tau and acceptance by position, with the counts they are made of.
+
+    Where no tau can be known it is null, the counts are 0 and `tau_reason` says why.
+    """
     chosen = _Spread(rows, how.rows)
     plan = Plan(len(chosen), how.batch_size, ranks=accelerator.num_processes)
     meter, walked = Meter(), Walk.from_counts([0] * (4 + 3 * how.steps))
@@ -62,7 +74,7 @@ def evaluate_held_out(
     for (batch,) in windows(chosen, plan, accelerator.process_index, seed=None):
         loss = model(draft_batch(batch, target, layers, how.steps, memory))
         meter.add(loss, batch.token_count, batch.counted)
-        if batch.counted:
+        if batch.counted and how.why_no_tau is None:
             walked += _walk(batch, loss, how)
     model.train(training)
     meter = meter.over_all(accelerator)
@@ -73,6 +85,7 @@ def evaluate_held_out(
         **{f"held_out_{name}": value for name, value in meter.record(coefficients).items()},
         "k": how.steps,
         "tau": walked.tau,
+        **({"tau_reason": how.why_no_tau} if how.why_no_tau else {}),
         "acceptance": walked.conditional,
         "acceptance_unconditional": walked.unconditional,
         "rounds": walked.rounds,
@@ -85,7 +98,7 @@ def evaluate_held_out(
 def _walk(batch: RowBatch, loss: DraftLoss, how: HeldOut) -> Walk:
     if loss.valid is None:
         raise ValueError("The draft's forward gave no `valid`.")
-    if how.sampled:
+    if how.temperature > 0:
         accepts = sampled_accepts(loss, keyed_uniforms(how.seed, batch.ids, batch.tokens.shape[1]))
     else:
         accepts = greedy_accepts(loss)

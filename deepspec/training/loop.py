@@ -28,7 +28,7 @@ from deepspec.training.held_out import HeldOut, evaluate_held_out
 from deepspec.training.history import History
 from deepspec.training.interrupt import Interrupt
 from deepspec.training.launch import check_gradients_agree
-from deepspec.training.memory import FeatureMemory
+from deepspec.training.memory import FeatureMemory, split_budget
 from deepspec.training.meters import Meter
 from deepspec.training.optimiser import (
     Micro,
@@ -49,7 +49,7 @@ class Run:
     """What stays the same during a run.
 
     recipe: all that decides the result, compared when resuming. command: runs this stage again, for
-    messages. sampled: held-out answers were drawn at a temperature (False: greedy).
+    messages. temperature: at which the target wrote the held-out answers (0: greedily).
     """
 
     target: CapturingTarget
@@ -59,7 +59,7 @@ class Run:
     tracker: RunTracker = field(default_factory=NoTracker)
     recipe: dict[str, Any] = field(default_factory=dict)
     command: str = "python -m deepspec.train"
-    sampled: bool = False
+    temperature: float = 0.0
     on_progress: Callable[[dict[str, Any]], None] | None = None
 
 
@@ -81,7 +81,7 @@ def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> C
     counters = _start(checkpoints, draft, optimiser, config)
     progress = Progress(plan.steps, counters.step, accelerator.is_main_process)
     stepper = Stepper(model, optimiser, coefficients, config.clip, accelerator)
-    memories = FeatureMemory(config.keep_features_gib), FeatureMemory(config.keep_features_gib / 4)
+    memories = split_budget(config.keep_features_gib)
     state = _State(run, draft, stepper, checkpoints, counters, progress, *memories)
     try:
         with ExitStack() as stack:
@@ -216,7 +216,7 @@ def _log(state: _State, rate: float, result: StepResult) -> None:
 def _evaluate(state: _State, rows: Rows) -> None:
     run = state.run
     how = HeldOut(
-        run.config.eval_rows, run.config.eval_steps, run.sampled, run.config.seed, run.config.batch_size
+        run.config.eval_rows, run.config.eval_steps, run.temperature, run.config.seed, run.config.batch_size
     )
     found = evaluate_held_out(
         state.stepper.model,

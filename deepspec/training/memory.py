@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 GIB = 1 << 30
+HELD_OUT_SHARE = 0.2  # held-out rows are few, but met at every evaluation
 
 
 @dataclass
@@ -31,6 +32,11 @@ class FeatureMemory:
         if row not in self.rows and self.used + size <= self.gib * GIB:
             self.rows[row] = (features.cpu(), last_hidden.cpu())
             self.used += size
+
+
+def split_budget(gib: float) -> tuple[FeatureMemory, FeatureMemory]:
+    """Memories of the training rows and of the held-out rows, which have `gib` between them."""
+    return FeatureMemory(gib * (1 - HELD_OUT_SHARE)), FeatureMemory(gib * HELD_OUT_SHARE)
 
 
 def stacked(parts: list[tuple[Tensor, Tensor]], device: torch.device) -> tuple[Tensor, Tensor]:

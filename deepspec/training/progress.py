@@ -28,6 +28,8 @@ class Progress:
 
     def show(self, record: dict[str, Any]) -> None:
         """Take over what a history record knows."""
+        if "tau_reason" in record:
+            return
         if "tau" in record:
             self._fields["τ"] = _number(record["tau"])
         else:

@@ -19,6 +19,10 @@ class Eagle3Options:
     algorithm: str = "eagle3"
     ttt_steps: int = 5
     vocab_size: int | None = 8192
+    layers: int = 1
+    step_decay: float = 0.8
+    intermediate_size: int | None = None
+    capture_layers: list[int] | None = None
 
 
 @dataclass

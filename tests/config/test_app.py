@@ -104,6 +104,21 @@ def test_command_without_a_running_application_is_the_bare_command() -> None:
         ("decode.k=0", ["`decode.k`", "1 or more", "not 0"]),
         ("evaluate.sweep=[3,0]", ["`evaluate.sweep`", "1 or more", "not 0"]),
         ("decode.temperature=nan", ["`decode.temperature`", "0 or more"]),
+        ("draft.ttt_steps=0", ["`draft.ttt_steps`", "1 or more", "not 0"]),
+        ("draft.layers=0", ["`draft.layers`", "1 or more", "not 0"]),
+        ("draft.intermediate_size=-4", ["`draft.intermediate_size`", "1 or more", "not -4"]),
+        ("draft.step_decay=-1", ["`draft.step_decay`", "more than 0", "not -1"]),
+        ("draft.capture_layers=[]", ["`draft.capture_layers`", "at least one", "not []"]),
+        ("draft.capture_layers=[2,0]", ["`draft.capture_layers`", "ascending", "not [2, 0]"]),
+        ("draft.capture_layers=[1,1]", ["`draft.capture_layers`", "none twice"]),
+        ("draft.capture_layers=[-1,2]", ["`draft.capture_layers`", "0 or more", "not -1"]),
+        ("train.keep_features_gib=-1", ["`train.keep_features_gib`", "0 or more", "not -1"]),
+        ("data.max_length=8", ["`data.max_length`", "16 or more"]),
+        ("data.max_new_tokens=1", ["`data.max_new_tokens`", "2 or more"]),
+        ("data.batch_size=0", ["`data.batch_size`", "1 or more"]),
+        ("data.temperature=-1", ["`data.temperature`", "0 or more"]),
+        ("decode.max_new_tokens=1", ["`decode.max_new_tokens`", "2 or more"]),
+        ("decode.max_batch_size=4", ["`decode.max_batch_size`", "not a setting"]),
         ("target=smolm", ["`target=smolm`", "smollm2_135m", "hf"]),
         ("draft=eagle9", ["`draft=eagle9`", "eagle3"]),
         ("target=hf", ["`target.path`"]),
@@ -122,6 +137,18 @@ def test_a_bad_override_is_one_sentence_naming_it(
     said = sentence(here("name=x", override))
     for part in told:
         assert part in said
+
+
+def test_greedy_acceptance_of_sampled_text_is_refused(here: Stage) -> None:
+    said = sentence(here("name=x", "decode.rule=greedy", "decode.temperature=0.5"))
+    assert "decode.rule=greedy" in said and "decode.rule=auto" in said
+    seen(here("name=x", "decode.rule=greedy"))
+    seen(here("name=x", "decode.rule=token", "decode.temperature=0.5"))
+
+
+def test_least_values_pass(here: Stage) -> None:
+    least = ("data.held_out_prompts=0", "data.regenerated_prompts=0", "draft.capture_layers=[0,2]")
+    seen(here("name=x", "train.keep_features_gib=0", "evaluate.sweep_prompts=0", *least))
 
 
 def test_a_key_of_another_draft(here: Stage) -> None:

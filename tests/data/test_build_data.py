@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import torch
 from datasets import load_from_disk
 
+from deepspec.artifacts import fingerprint
 from deepspec.config.schema import Answers, DataConfig, OnError
-from deepspec.data import build, gather, load_draft_vocab, load_prompts, load_rows
+from deepspec.data import TargetFacts, build, gather, load_draft_vocab, load_prompts, load_rows
 from deepspec.errors import UserError
 from tests.data.toy_target import END, ToyAnswers, toy_facts
 
@@ -182,6 +184,41 @@ def test_the_same_command_again_does_nothing_and_other_settings_make_it_anew(tmp
     assert make(tmp_path / "data", prompts=path, seed=1)["fingerprint"] != other["fingerprint"]
 
 
+def test_another_name_of_the_same_target_makes_nothing_anew(tmp_path: Path) -> None:
+    path = str(prompts_file(tmp_path))
+    config = DataConfig(prompts=path, held_out_prompts=6, max_length=64, batch_size=4)
+
+    def made(folder: str, facts: TargetFacts, toy: ToyAnswers, most: int | None = None) -> dict[str, Any]:
+        def generate(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+            if len(toy.batches) == most:
+                raise KeyboardInterrupt
+            return toy(prompts, seeds)
+
+        return build(
+            tmp_path / folder, config, gather(config), facts, draft_vocab_size=300, generate=generate
+        )
+
+    first, idle = toy_facts(), ToyAnswers(toy_facts())
+    moved = replace(first, identity={**first.identity, "name": "/elsewhere/toy"})
+    made("data", first, ToyAnswers(first))
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    assert manifest["inputs"]["target"]["name"] == "toy"
+    assert made("data", moved, idle) == manifest and idle.batches == []
+    # as written when the name was still part of what is hashed
+    old = {**manifest, "fingerprint": fingerprint(manifest["inputs"])}
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps(old))
+    assert made("data", moved, idle) == old and idle.batches == []
+    with pytest.raises(KeyboardInterrupt):
+        made("stopped", first, ToyAnswers(first), most=4)
+    made("stopped", moved, idle)
+    whole = ToyAnswers(first)
+    made("whole", first, whole)
+    assert len(idle.batches) == len(whole.batches) - 4
+    other = replace(first, identity={**first.identity, "weights": "1" * 64})
+    made("data", other, idle)
+    assert len(idle.batches) == 2 * len(whole.batches) - 4
+
+
 def test_order_of_the_file_changes_no_row(tmp_path: Path) -> None:
     path = prompts_file(tmp_path)
     make(tmp_path / "a", prompts=str(path))
@@ -255,10 +292,7 @@ def test_draft_vocabulary_of_the_artifact(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"prompts": None}, "There are no prompts"),
-        ({"max_length": 8}, "data.max_length=8 is too small"),
         ({"max_length": 1000}, "longer than the 512 positions"),
-        ({"batch_size": 0}, "data.batch_size=0"),
-        ({"temperature": -1.0}, "data.temperature=-1.0"),
         ({"answers": Answers.mixed}, "needs data.regenerated_prompts"),
         (
             {"max_length": 16, "system": "a long system prompt that fills the row"},
@@ -273,6 +307,13 @@ def test_settings_that_cannot_work_stop_before_anything_is_generated(
     with pytest.raises(UserError, match=message):
         make(tmp_path / "data", answers, **{"prompts": str(prompts_file(tmp_path)), **settings})
     assert answers.batches == [] and not (tmp_path / "data").exists()
+
+
+def test_mixed_answers_with_none_regenerated_are_the_given_ones(tmp_path: Path) -> None:
+    path = str(prompts_file(tmp_path))
+    make(tmp_path / "mixed", prompts=path, answers=Answers.mixed, regenerated_prompts=0)
+    make(tmp_path / "given", prompts=path, answers=Answers.given)
+    assert conversations(tmp_path / "mixed") == conversations(tmp_path / "given")
 
 
 def test_a_draft_vocabulary_that_is_too_small_stops_before_anything_is_generated(tmp_path: Path) -> None:

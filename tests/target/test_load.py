@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import subprocess
 import sys
 import zipfile
@@ -68,6 +69,40 @@ def test_an_unreachable_hub_name_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="nobody/nothing"):
         load_target(config("nobody/nothing"))
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [("config.json", "rms_norm_eps", 1e-3), ("generation_config.json", "eos_token_id", 9)],
+)
+def test_identity_follows_the_configuration(tiny_folder: Path, file: str, key: str, value: object) -> None:
+    first = load_target(config(tiny_folder)).identity()
+    settings = json.loads((tiny_folder / file).read_text())
+    (tiny_folder / file).write_text(json.dumps({**settings, key: value}))
+    assert load_target(config(tiny_folder)).identity()["weights"] != first["weights"]
+
+
+def test_identity_of_a_conversion_is_its_source(tiny_folder: Path) -> None:
+    (tiny_folder / "manifest.json").write_text(json.dumps({"gguf_sha256": "ab" * 32}))
+    assert load_target(config(tiny_folder)).identity()["weights"] == "ab" * 8
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", ""])
+def test_a_device_that_is_not_here_is_named(tiny_folder: Path, device: str) -> None:
+    with pytest.raises(UserError, match=rf"target\.device={device} cannot be used.*auto or one of cpu"):
+        load_target(config(tiny_folder, device=device))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd shapes"), KeyError("layers"), AttributeError("no norm")])
+def test_a_model_that_cannot_be_wrapped_is_a_sentence(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(self: object, *arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("deepspec.target.load.Target.__init__", fail)
+    with pytest.raises(UserError, match=f"could not be loaded.*{error.args[0]}"):
+        load_target(config(tiny_folder))
 
 
 def test_auto_dtype_is_one_of_the_two_it_measures() -> None:

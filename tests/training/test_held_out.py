@@ -1,5 +1,7 @@
 """The evaluation during training, against drafting token by token with the fake draft."""
 
+import json
+
 import pytest
 import torch
 
@@ -82,7 +84,7 @@ def engine(draft: FakeDraft) -> tuple[int, int]:
 
 def test_tau_is_that_of_decoding_round_by_round() -> None:
     draft = half_trained_draft()
-    found = evaluate(draft, HeldOut(rows=9, steps=K, sampled=False, seed=0, batch_size=2))
+    found = evaluate(draft, HeldOut(rows=9, steps=K, temperature=0.0, seed=0, batch_size=2))
     rounds, committed = engine(draft.eval())
     assert committed > rounds  # some drafts were accepted
     assert (found["rounds"], found["committed"]) == (rounds, committed)
@@ -92,12 +94,12 @@ def test_tau_is_that_of_decoding_round_by_round() -> None:
 def test_evaluation_leaves_training_as_it_was() -> None:
     draft = half_trained_draft().train()
     state = torch.get_rng_state()
-    how = HeldOut(rows=9, steps=K, sampled=True, seed=0, batch_size=2)
+    how = HeldOut(rows=9, steps=K, temperature=1.0, seed=0, batch_size=2)
     first = evaluate(draft, how)
     assert torch.equal(torch.get_rng_state(), state)
     assert draft.training
     assert all(one.grad is None for one in draft.parameters())
-    assert evaluate(draft, HeldOut(9, K, True, 0, batch_size=5)) == {**first, **_close(first)}
+    assert evaluate(draft, HeldOut(9, K, 1.0, 0, batch_size=5)) == {**first, **_close(first)}
 
 
 def _close(record: dict[str, object]) -> dict[str, object]:
@@ -118,8 +120,20 @@ def test_sampled_walk_accepts_with_q_over_p() -> None:
             return loss
 
     draft = Perfect(FakeConfig()).double()
-    found = evaluate(draft, HeldOut(rows=9, steps=K, sampled=True, seed=0, batch_size=3))
+    found = evaluate(draft, HeldOut(rows=9, steps=K, temperature=1.0, seed=0, batch_size=3))
     assert set(found["acceptance"]) == {1.0}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.5])
+def test_no_tau_is_told_of_text_of_another_temperature(temperature: float) -> None:
+    draft = half_trained_draft()
+    found = evaluate(draft, HeldOut(rows=9, steps=K, temperature=temperature, seed=0, batch_size=3))
+    greedy = evaluate(draft, HeldOut(rows=9, steps=K, temperature=0.0, seed=0, batch_size=3))
+    assert greedy["tau"] is not None and "tau_reason" not in greedy
+    assert found["tau"] is None and f"temperature {temperature}" in str(found["tau_reason"])
+    assert found["acceptance"] == [None] * K and found["rounds"] == 0
+    assert found["held_out_loss"] == greedy["held_out_loss"]
+    json.dumps(found, allow_nan=False)
 
 
 def test_rows_are_spread_over_all() -> None:
@@ -130,7 +144,7 @@ def test_rows_are_spread_over_all() -> None:
             seen.extend(batch.tokens.tolist())
             return super().forward(batch)
 
-    found = evaluate(Watching(FakeConfig()).double(), HeldOut(3, K, False, 0, batch_size=1))
+    found = evaluate(Watching(FakeConfig()).double(), HeldOut(3, K, 0.0, 0, batch_size=1))
     assert seen == [rows(9, seed=4)[index]["tokens"] for index in (0, 3, 6)]
     assert found["held_out_rows"] == 3
 

@@ -3,7 +3,7 @@
 import torch
 
 from deepspec.training.batches import Plan, draft_batch, windows
-from deepspec.training.memory import GIB, FeatureMemory
+from deepspec.training.memory import GIB, FeatureMemory, split_budget
 from tests.training.fakes import FakeTarget
 from tests.training.fakes import rows as make_rows
 
@@ -34,3 +34,10 @@ def test_the_budget_is_kept_and_what_does_not_fit_is_still_right() -> None:
         torch.testing.assert_close(batch.features, whole.features)
     assert sorted(memory.rows) == [0, 1]
     assert memory.used == 2 * size
+
+
+def test_held_out_rows_have_a_share_inside_the_budget() -> None:
+    training, held_out = split_budget(2.0)
+    assert training.gib > held_out.gib > 0
+    assert training.gib + held_out.gib <= 2.0
+    assert [memory.gib for memory in split_budget(0.0)] == [0.0, 0.0]

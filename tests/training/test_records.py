@@ -12,6 +12,7 @@ from deepspec.drafts.contract import DraftLoss
 from deepspec.errors import UserError
 from deepspec.training.history import History, read
 from deepspec.training.meters import Meter
+from deepspec.training.progress import Progress
 from deepspec.training.trackers import new_tracker, scalars
 from tests.training.worker import accelerator_for_tests
 
@@ -106,3 +107,14 @@ def test_no_tracker_makes_no_file(tmp_path: Path) -> None:
     tracker.log(1, {"a": 1.0})
     tracker.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_progress_shows_tau_only_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(2, 0, shown=True)
+    progress.show({"step": 1, "tau": None, "tau_reason": "drawn at temperature 0.6"})
+    progress.close()
+    assert "τ" not in capsys.readouterr().err
+    progress = Progress(2, 0, shown=True)
+    progress.show({"step": 1, "tau": 2.5})
+    progress.close()
+    assert "τ=2.50" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from deepspec import train as stage
-from deepspec.artifacts import fingerprint, new_artifact
+from deepspec.artifacts import fingerprint, new_artifact, plain
 from deepspec.config.schema import Config, DataConfig, Dtype, TargetConfig, TrainConfig
 from deepspec.data.conversation import Conversation
 from deepspec.data.dataset import Document, save_draft_vocab, save_rows
@@ -57,7 +59,7 @@ def config(model: Path, tmp_path: Path) -> Config:
     documents += [document("held_out", seed) for seed in range(100, 104)]
     manifest = {
         "fingerprint": fingerprint("some data"),
-        "config": stage._plain(made.data),
+        "config": plain(made.data),
         "inputs": {"target": load_target(made.target).identity(), "draft_vocab_size": VOCAB_SIZE},
     }
     with new_artifact(Path(made.out) / "data", manifest) as folder:
@@ -126,6 +128,44 @@ def test_data_of_other_settings_is_refused_by_name(config: Config) -> None:
         stage.run(change(config, data={"max_length": 64}))
     with pytest.raises(UserError, match=r"draft\.vocab_size was 40, is 50"):
         stage.run(change(config, draft={"vocab_size": 50}))
+
+
+def test_prompts_count_by_content_wherever_they_lie(config: Config, tmp_path: Path) -> None:
+    first, moved = tmp_path / "first.jsonl", tmp_path / "moved.jsonl"
+    first.write_text('{"prompt": "a"}\n')
+    sha = hashlib.sha256(first.read_bytes()).hexdigest()
+    edit_manifest(config, lambda manifest: manifest["config"].update(prompts=str(first)))
+    edit_manifest(config, lambda manifest: manifest["inputs"].update(sources={"prompts": sha}))
+    stage.run(change(config, data={"prompts": str(first)}))
+    first.rename(moved)
+    stage.run(change(config, data={"prompts": str(moved)}))
+    stage.run(change(config, data={"prompts": str(first)}))  # the data stand without their source
+    with pytest.raises(UserError, match=r"other\.jsonl does not exist"):
+        stage.run(change(config, data={"prompts": str(tmp_path / "other.jsonl")}))
+    with pytest.raises(UserError, match=r"data\.prompts was .*first\.jsonl, is None"):
+        stage.run(config)
+    for path in (moved, first):
+        path.write_text('{"prompt": "edited"}\n')
+        with pytest.raises(UserError, match=rf"data\.prompts was .*{sha[:16]}.*, is .*{path.name}"):
+            stage.run(change(config, data={"prompts": str(path)}))
+
+
+def test_a_moved_target_goes_on_and_is_not_trained_again(
+    config: Config, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stage.run(config)
+    moved = shutil.copytree(model, tmp_path / "moved")
+    elsewhere = change(config, target={"name": str(moved), "path": str(moved)})
+    for old in (folder, *(Path(config.out) / "checkpoints").glob("step-*")):  # as earlier versions wrote them
+        manifest = json.loads((old / "manifest.json").read_text(encoding="utf-8"))
+        manifest["recipe"]["target"]["name"] = "tiny"
+        (old / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    capsys.readouterr()
+    stage.run(elsewhere)
+    assert "complete already" in capsys.readouterr().out
+    shutil.rmtree(folder)
+    stage.run(elsewhere)
+    assert "Resuming from" in capsys.readouterr().out
 
 
 def test_data_of_another_tokenizer_is_refused_even_where_other_targets_are_allowed(config: Config) -> None:
