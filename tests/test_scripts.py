@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -19,6 +20,9 @@ case "$*" in
 esac
 """
 
+# Where the tests run in the background, Ctrl-C may be ignored, and a shell cannot trap what it was started ignoring.
+INTERRUPTIBLE = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp('bash', ['bash', 'scripts/setup.sh'])"
+
 
 def test_ctrl_c_stops_the_installation(tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
@@ -29,7 +33,7 @@ def test_ctrl_c_stops_the_installation(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     process = subprocess.Popen(
-        ["bash", "scripts/setup.sh"],
+        [sys.executable, "-c", INTERRUPTIBLE],
         cwd=ROOT,
         env={
             **os.environ,
