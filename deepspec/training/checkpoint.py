@@ -149,7 +149,8 @@ def save_draft(draft: PreTrainedModel, folder: Path) -> None:
 def check_recipe(before: dict[str, Any], now: dict[str, Any], path: Path, restart_hint: str) -> None:
     """Raise `UserError` naming what differs between a checkpoint's recipe and this run's."""
     old, new = _flat(before), _flat(now)
-    old.pop("target.name", None)  # checkpoints of earlier versions have it
+    for recipe in (old, new):
+        recipe.pop("target.name", None)  # what a target is called decides nothing
     differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     if differing:
         shown = "; ".join(
