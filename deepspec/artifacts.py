@@ -1,5 +1,7 @@
 """Artifact folders: written whole or not at all, each with a `manifest.json` of what it was made of."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +19,8 @@ import psutil
 from deepspec.errors import UserError
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
 
 
@@ -96,8 +100,37 @@ def replace_folder(new: Path, folder: Path) -> None:
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     if folder.exists():
         os.replace(folder, old)
-    os.replace(new, folder)
+    try:
+        os.replace(new, folder)
+    except OSError:
+        if old.exists():
+            os.replace(old, folder)
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def only_process_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of `folder` meanwhile; `UserError` if one is in it.
+
+    The lock is the system's own and ends with the process, however it ends; the empty file that carries it
+    stays. Of the ranks of one launch the first locks for all. A file system without locks is used without.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"Another process works in {folder}. Wait for it to end, or choose another folder with out=..."
+            ) from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -15,6 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from deepspec.artifacts import only_process_in
 from deepspec.config.explain import explain, incomplete
 from deepspec.config.keys import schema_keys
 from deepspec.config.ranges import check
@@ -45,7 +46,7 @@ def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
         def task(composed: DictConfig) -> None:
             # sentences are printed here, or Hydra adds "Error executing job" to them
             try:
-                with_sentences(lambda: run(_ready(composed, keys, taken)))
+                with_sentences(lambda: _run_alone(run, _ready(composed, keys, taken)))
             except Exception as error:
                 defects.append(error)
                 raise
@@ -122,6 +123,11 @@ def _ready(composed: DictConfig, keys: dict[str, Any], taken: set[Path]) -> Conf
         taken.add(out)
         print(f"== run {len(taken)}: {' '.join(HydraConfig.get().overrides.task)}", flush=True)
     return config
+
+
+def _run_alone(run: Callable[[Config], object], config: Config) -> None:
+    with only_process_in(Path(config.out)):
+        run(config)
 
 
 def _python() -> str:

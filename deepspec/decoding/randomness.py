@@ -5,8 +5,7 @@ from enum import IntEnum
 
 import numpy as np
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLY = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+from deepspec.randomness import splitmix64
 
 
 class Purpose(IntEnum):
@@ -22,19 +21,11 @@ def uniforms(
 ) -> np.ndarray:
     """[len(seeds), count] float64 in [0, 1): row b holds the draws at output positions positions[b] + 0..count−1.
 
-    Each is `hash(seed, position, purpose, index)`; the mixer is SplitMix64's finaliser (Steele, Lea and Flood
-    2014), applied once per key.
+    Each is `hash(seed, position, purpose, index)`; the mixer is SplitMix64, applied once per key.
     """
     rows = np.asarray([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)[:, None]
     places = np.asarray(positions, dtype=np.uint64)[:, None] + np.arange(count, dtype=np.uint64)[None]
-    with np.errstate(over="ignore"):
-        state = _mix(rows + _GAMMA)
-        for key in (places, np.uint64(purpose), np.uint64(index)):
-            state = _mix((state ^ key) + _GAMMA)
+    state = splitmix64(rows)
+    for key in (places, np.uint64(purpose), np.uint64(index)):
+        state = splitmix64(state ^ key)
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(value: np.ndarray) -> np.ndarray:
-    value = (value ^ (value >> np.uint64(30))) * _MULTIPLY[0]
-    value = (value ^ (value >> np.uint64(27))) * _MULTIPLY[1]
-    return value ^ (value >> np.uint64(31))

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deepspec.drafts.contract import DraftBatch, DraftContext, TargetModel
 from deepspec.errors import UserError
+from deepspec.randomness import splitmix64
 from deepspec.training.memory import FeatureMemory, stacked
 
 PADDING = {"tokens": 0, "loss_mask": 0, "documents": -1, "positions": 0}
@@ -65,16 +66,8 @@ class RowBatch:
 def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
     """Row numbers by a hash of (seed, epoch, row): a row added or removed leaves the others' order."""
     seed_key, epoch_key = np.uint64(seed % 2**64), np.uint64(epoch)
-    key = _mix(_mix(np.array([seed_key])) + epoch_key)
-    return np.argsort(_mix(key ^ _mix(np.arange(rows, dtype=np.uint64))), kind="stable").tolist()
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64 (Steele et al. 2014), wrapping."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    key = splitmix64(splitmix64(np.array([seed_key])) + epoch_key)
+    return np.argsort(splitmix64(key ^ splitmix64(np.arange(rows, dtype=np.uint64))), kind="stable").tolist()
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ class Eagle3Options:
     step_decay: float = 0.8
     intermediate_size: int | None = None
     capture_layers: list[int] | None = None
+    start: str = "random"
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What a person sees who starts a stage from a shell."""
 
+import fcntl
 import json
 import shlex
 import sys
@@ -70,7 +71,30 @@ def test_nothing_is_written_outside_the_run(stage: Stage, tmp_path: Path) -> Non
     seen(stage("+recipe=quickstart", "out=elsewhere/run"))
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
-    assert written == [f"elsewhere/run/hydra/fake/{name}.yaml" for name in ("config", "hydra", "overrides")]
+    settings = [f"elsewhere/run/hydra/fake/{name}.yaml" for name in ("config", "hydra", "overrides")]
+    assert written == ["elsewhere/run/.lock", *settings]
+
+
+def test_two_processes_do_not_work_in_one_folder(here: Stage, tmp_path: Path) -> None:
+    lock = tmp_path / "runs" / "x" / ".lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("a") as held:  # flock keeps out whoever opened the file separately, this process too
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "Another process works in runs/x" in sentence(here("name=x"))
+        seen(here("name=y"))
+    seen(here("name=x"))
+    seen(here("name=x"))
+
+
+def test_only_the_first_rank_locks(here: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "runs" / "x" / ".lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setenv("RANK", "1")
+        seen(here("name=x"))
+        monkeypatch.setenv("RANK", "0")
+        assert "Another process" in sentence(here("name=x"))
 
 
 def test_command_names_the_same_overrides_and_gives_the_same_config(stage: Stage, tmp_path: Path) -> None:
