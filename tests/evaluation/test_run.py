@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,18 @@ def trained(config: Config, target: Target) -> Path:
     """A run's folder with a draft and held-out prompts."""
     out = Path(config.out)
     new_draft(config.draft, target, None).save_pretrained(out / "draft")
-    manifest = {"fingerprint": "f", "target": target.identity()}
+    manifest = {
+        "fingerprint": "f",
+        "target": target.identity(),
+        "data": "d",
+        "recipe": {
+            "draft": asdict(config.draft),
+            "train": {"learning_rate": 1e-3, "betas": [0.9, 0.95], "seed": 0},
+        },
+    }
     (out / "draft" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     (out / "data").mkdir()
+    (out / "data" / "manifest.json").write_text('{"fingerprint": "d"}', encoding="utf-8")
     rows = [
         {
             "id": f"p{i}",
@@ -128,6 +138,53 @@ def test_what_was_measured_is_not_measured_again(
     config.decode.max_new_tokens = 6
     stage.run(config)
     assert load_result(trained / "evaluation" / "result.json").conditions.max_new_tokens == 6
+
+
+def test_other_held_out_prompts_are_measured_anew(config: Config, trained: Path) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    stage.run(config)
+    file = trained / "data" / "held_out_prompts.jsonl"
+    file.write_text(file.read_text(encoding="utf-8").replace("<b>", "<i>"), encoding="utf-8")
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert all(record.prompt.startswith("<i>") for record in result.records)
+
+
+def test_data_the_draft_was_not_trained_on_is_refused(
+    config: Config, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trained / "data" / "manifest.json").write_text('{"fingerprint": "other"}', encoding="utf-8")
+    with pytest.raises(UserError, match=r"the data d,.* the data other,.*-m deepspec\.train"):
+        stage.run(config)
+    config.evaluate.prompts = str(tmp_path / "own.txt")  # prompts of one's own need no data
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    Path(config.evaluate.prompts).write_text("Why?\n", encoding="utf-8")
+    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    assert stage.run(config).is_file()
+
+
+@pytest.mark.parametrize(
+    ("node", "key", "value", "words"),
+    [
+        ("draft", "layers", 3, r"draft\.layers=1; .* draft\.layers=3.*-m deepspec\.train"),
+        ("train", "learning_rate", 1e-4, r"train\.learning_rate=0\.001"),
+    ],
+)
+def test_settings_the_draft_was_not_trained_with_are_refused(
+    config: Config, trained: Path, node: str, key: str, value: Any, words: str
+) -> None:
+    setattr(getattr(config, node), key, value)
+    with pytest.raises(UserError, match=words):
+        stage.run(config)
+
+
+def test_settings_of_training_that_decide_nothing_may_differ(config: Config, trained: Path) -> None:
+    config.train.log_every = 77
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    stage.run(config)
+    settings = load_result(trained / "evaluation" / "result.json").settings
+    assert settings["train"] == {"learning_rate": 1e-3, "betas": [0.9, 0.95], "seed": 0}
+    assert settings["draft"]["layers"] == 1
 
 
 def test_sampled_outputs_are_not_compared(config: Config, trained: Path) -> None:
