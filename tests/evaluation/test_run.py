@@ -4,10 +4,12 @@ import copy
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from deepspec import evaluate as stage
 from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig
@@ -187,6 +189,44 @@ def test_settings_of_training_that_decide_nothing_may_differ(config: Config, tra
     assert settings["draft"]["layers"] == 1
 
 
+def test_dtypes_that_do_not_fit_into_memory_are_listed_with_the_reason(
+    config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=1))
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    notes = {b.dtype: b.note for b in result.baselines if b.tokens_per_second.value is None}
+    assert notes.keys() == {"float32", "bfloat16"}
+    assert all(note is not None and "GiB are free" in note for note in notes.values())
+
+
+def test_the_headline_is_never_against_a_slower_plain_decoding(
+    config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(target: Any) -> Any:
+        engine, calls = Engine(target), 0
+
+        def decode(request: Request) -> Result:
+            nonlocal calls
+            calls += 1
+            (result,) = engine.generate([request])
+            result.rounds = []
+            # By far the fastest in the first trials (one warm-up, two prompts), the slowest afterwards.
+            result.decode_seconds = 1e-9 if calls <= 3 else 1e3
+            return result
+
+        return decode
+
+    monkeypatch.setattr(measuring, "transformers_decode", slow)
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    (chosen,) = [b for b in result.baselines if b.chosen]
+    assert (chosen.decoder, chosen.dtype) == ("deepspec", "float64")
+    assert "the same loop" in result.conditions.fastest_plain
+    assert result.summary.speedup == result.summary.speedup_same_loop
+    assert any(b.note and "on all prompts" in b.note for b in result.baselines)
+
+
 def test_sampled_outputs_are_not_compared(config: Config, trained: Path) -> None:
     config.decode.temperature = 1.0
     config.evaluate.sweep = []
@@ -256,6 +296,16 @@ def test_transformers_baseline_is_plain_decoding() -> None:
         found = theirs(request)
         assert (found.tokens, found.finish) == (expected.tokens, expected.finish)
         assert found.prefill_seconds > 0 and found.decode_seconds >= 0
+
+
+def test_a_checkpoints_own_generation_settings_do_not_reach_the_baseline() -> None:
+    target = tiny_target("qwen3")
+    own = target.model.generation_config = GenerationConfig(
+        no_repeat_ngram_size=1, suppress_tokens=list(range(0, VOCAB, 2))
+    )
+    request = Request(prompts(1)[0], 24, Sampling(), 0, target.eos)
+    assert transformers_decode(target)(request).tokens == Engine(target).generate([request])[0].tokens
+    assert target.model.generation_config is own
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7])
