@@ -28,7 +28,9 @@ def test_ratio_and_interval_equal_a_plain_loop(pairs: list[tuple[int, int]], see
     value, n = sum(over) / sum(under), len(pairs)
     factor = T_QUANTILE[n - 1] / 1.959964 * math.sqrt(n / (n - 1))
     ends = [value + (end - value) * factor for end in np.percentile(samples, [2.5, 97.5])]
-    assert (metric.low, metric.high) == pytest.approx((max(ends[0], 0.0), ends[1]), rel=2e-3, abs=2e-3 * value)
+    assert (metric.low, metric.high) == pytest.approx(
+        (max(ends[0], 0.0), ends[1]), rel=2e-3, abs=2e-3 * value
+    )
     assert metric.prompts == len(pairs)
 
 
