@@ -11,12 +11,13 @@ from deepspec.artifacts import fingerprint, read_manifest
 from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Dtype, OnError
 from deepspec.data.conversation import BadRow, Conversation, Tally
+from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.drafts.registry import load_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_fit, same_dtype
+from deepspec.evaluation.fit import check_data, check_fit, check_recipe, same_dtype
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
 from deepspec.evaluation.run import Papers, Subject, check_settings, evaluate
@@ -39,6 +40,7 @@ def run(config: Config) -> Path:
         raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
     out = Path(config.out)
     manifest = _draft_manifest(config, out)
+    _check_inputs(config, out, manifest)
     path = out / "evaluation" / "result.json"
     made_of = fingerprint(_made_of(config, manifest))
     if (done := _already_measured(path, made_of)) is not None:
@@ -56,7 +58,7 @@ def run(config: Config) -> Path:
     papers = Papers(
         command=command("evaluate"),
         fingerprint=made_of,
-        settings=_plain(asdict(config)),
+        settings=_settings(config, manifest),
         draft=_describe(draft, manifest),
         training=_history(out / "history.jsonl"),
         prompt_source=source.name,
@@ -86,13 +88,12 @@ def _finish(result: EvaluationResult, path: Path) -> Path:
 
 def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
     """All that decides what is measured (not the machine, whose state no fingerprint knows)."""
-    file = Path(config.evaluate.prompts) if config.evaluate.prompts is not None else None
     return {
         "draft": {key: manifest.get(key) for key in ("fingerprint", "target", "recipe")},
         "target": _plain(asdict(config.target)),
         "decode": _plain(asdict(config.decode)),
         "evaluate": _plain(asdict(config.evaluate)),
-        "prompts": prompts_sha256(file) if file is not None else None,
+        "prompts": prompts_sha256(_prompts_file(config)),
         "system": config.data.system,
     }
 
@@ -117,6 +118,29 @@ def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
     return read_manifest(out / "draft", command("train"))
 
 
+def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
+    """UserError where the draft, the settings and (if their prompts are used) the data are not of one make."""
+    what, again = f"The draft in {out / 'draft'}", command("train")
+    given = {"draft": _plain(asdict(config.draft)), "train": _plain(asdict(config.train))}
+    check_recipe(manifest.get("recipe") or {}, given, what, again)
+    if config.evaluate.prompts is None:
+        data = read_manifest(out / "data", command("prepare"))
+        check_data(manifest.get("data"), data.get("fingerprint"), what, out / "data", again)
+
+
+def _settings(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, with the draft's and the training's settings as the draft's manifest has them."""
+    recipe = manifest.get("recipe") or {}
+    made = {node: recipe[node] for node in ("draft", "train") if node in recipe}
+    return _plain(asdict(config)) | made
+
+
+def _prompts_file(config: Config) -> Path:
+    if config.evaluate.prompts is not None:
+        return Path(config.evaluate.prompts)
+    return Path(config.out) / "data" / HELD_OUT_PROMPTS
+
+
 @dataclass
 class _Source:
     """Prompts as read before anything is loaded: ready ones of the data, or a user's conversations."""
@@ -131,11 +155,10 @@ class _Source:
 def _read_prompts(config: Config) -> _Source:
     """Read the prompts and complain about them before any long work."""
     tally = Tally(strict=config.data.on_error is OnError.strict)
+    path = _prompts_file(config)
     if config.evaluate.prompts is None:
-        path = Path(config.out) / "data" / "held_out_prompts.jsonl"
-        ready = read_held_out(path, command("prepare"))
+        ready = read_held_out(path.parent, command("prepare"))
         return _Source("held-out prompts of the data", path, ready, [], tally)
-    path = Path(config.evaluate.prompts)
     return _Source(path.name, path, [], read_prompts(path, tally), tally)
 
 

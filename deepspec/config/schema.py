@@ -116,7 +116,7 @@ class TrainConfig:
 @dataclass
 class DecodeConfig:
     rule: Rule = Rule.auto
-    k: int = 5  # drafted tokens a round
+    k: int = 5  # drafted tokens a round; evaluate uses it only when evaluate.sweep is []
     temperature: float = 0.0
     top_k: int = 0  # 0 = off
     top_p: float = 1.0

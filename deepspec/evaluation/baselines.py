@@ -1,7 +1,8 @@
 """How fast plain decoding can be here: number format × {this project's loop, transformers' generate}."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -49,12 +50,13 @@ def transformers_decode(target: Model) -> Decode:
         if request.sampling.temperature > 0:
             torch.manual_seed(request.seed)
         start = time.perf_counter()
-        output = target.model.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            generation_config=_generation_config(request),
-            streamer=streamer,
-        )
+        with _no_defaults(target.model):
+            output = target.model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                generation_config=_generation_config(request),
+                streamer=streamer,
+            )
         answer = output[0, len(request.tokens) :].tolist()
         end = time.perf_counter()
         first = end if streamer.first is None else streamer.first
@@ -62,6 +64,17 @@ def transformers_decode(target: Model) -> Decode:
         return Result(request.id, answer, finish, first - start, end - first)
 
     return decode
+
+
+@contextmanager
+def _no_defaults(model: Any) -> Iterator[None]:
+    """The checkpoint's generation settings put away: `generate` fills in from them whatever is not given."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _generation_config(request: Request) -> GenerationConfig:

@@ -1,6 +1,7 @@
 """Does a draft, or data, fit the target it is about to be used with?"""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from deepspec.config.schema import Dtype, TargetConfig
@@ -32,6 +33,37 @@ def check_fit(
     if not allow_other_target:
         raise UserError(f"{difference}. To use it all the same: target.allow_other_target=true.")
     return [f"{difference}; used all the same (target.allow_other_target=true)."]
+
+
+def check_data(trained_on: Any, found: Any, what: str, folder: Path, retrain: str) -> None:
+    """UserError unless the data in `folder`, whose held-out prompts are used, are those it was trained on."""
+    if trained_on != found:
+        raise UserError(
+            f"{what} was trained on the data {trained_on}, and {folder} now holds the data {found}, whose "
+            f"held-out prompts it may have been trained on. Train again ({retrain}), or give prompts of your "
+            "own (evaluate.prompts)."
+        )
+
+
+def check_recipe(recipe: dict[str, Any], given: dict[str, dict[str, Any]], what: str, retrain: str) -> None:
+    """UserError where a setting that a draft's manifest records (`recipe`) is another in the configuration.
+
+    given: `draft` and `train` of the configuration as JSON has them. Settings of `train` that decide nothing
+    are not recorded, and may differ.
+    """
+    changed = [
+        (f"{node}.{key}", made, settings[key])
+        for node, settings in given.items()
+        for key, made in recipe.get(node, {}).items()
+        if key in settings and settings[key] != made
+    ]
+    if changed:
+        then = ", ".join(f"{key}={made}" for key, made, _ in changed)
+        now = ", ".join(f"{key}={value}" for key, _, value in changed)
+        raise UserError(
+            f"{what} was trained with {then}; the configuration says {now}. Train again ({retrain}), or "
+            f"evaluate what was trained: {then}."
+        )
 
 
 def same_dtype(config: TargetConfig, made_for: dict[str, Any]) -> TargetConfig:

@@ -54,8 +54,10 @@ def measure_steps(
 def ideal_seconds(rounds: Sequence[Round], steps: StepTimes) -> tuple[float, float]:
     """What these rounds' tokens cost plainly, Σ tokens·T(1), and at best, Σ (T_draft + T_verify(K_r+1)).
 
-    K_r is the number of tokens that round verified; a round that drafted nothing pays no draft.
+    K_r is the number of tokens that round verified; a round that drafted nothing pays no draft. A round cut by
+    an end token records fewer than the target read: it pays for all that were drafted.
     """
     plain = sum(r.committed for r in rounds) * steps.verify[0]
-    best = sum(steps.verify[r.verified] + (steps.draft[r.drafted - 1] if r.drafted else 0.0) for r in rounds)
+    read = [r.drafted if r.cut else r.verified for r in rounds]
+    best = sum(steps.verify[n] for n in read) + sum(steps.draft[r.drafted - 1] for r in rounds if r.drafted)
     return plain, best

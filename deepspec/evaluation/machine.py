@@ -47,8 +47,8 @@ def device_name(device: torch.device) -> str:
 class NoiseMeter:
     """CPU time against wall time, added up over the measured decodings.
 
-    The decoding thread computes or waits busily for its helpers or its device, so its CPU time falls behind
-    the wall clock only where it has to share its core.
+    The decoding thread computes nearly all the time; its CPU time falls behind the wall clock where it has to
+    share its core, and where it sleeps until its helpers are done (OMP_WAIT_POLICY=PASSIVE).
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,9 @@ class NoiseMeter:
         spread = plain_spread(records)
         complaints = []
         if ratio is not None and ratio < MIN_CPU_PER_WALL:
-            complaints.append(f"the decoding thread had a core only {ratio:.0%} of the time")
+            complaints.append(
+                f"the decoding thread computed only {ratio:.0%} of the time: it shared its core or waited"
+            )
         if spread is not None and spread > MAX_SPREAD:
             complaints.append(f"plain decoding's time per token varies by {spread:.0%} between prompts")
         words = "Quiet: nothing else disturbed the measured decodings."

@@ -1,11 +1,11 @@
 """Which prompts are evaluated: spread evenly over the categories, the same ones every time."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepspec.data import load_prompts
 from deepspec.errors import UserError
 
 
@@ -19,24 +19,28 @@ class Prompt:
     tokens: tuple[int, ...]
 
 
-def read_held_out(path: Path, made_by: str) -> list[Prompt]:
+def read_held_out(folder: Path, made_by: str) -> list[Prompt]:
     """The held-out prompts of a data artifact; `made_by` is the command that makes it, for the error."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}). Make the data first: {made_by}") from error
+        rows = load_prompts(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"The held-out prompts in {folder} cannot be read ({error}). Make the data again: {made_by}"
+        ) from error
     prompts = []
-    for number, line in enumerate(lines, start=1):
+    for number, row in enumerate(rows, start=1):
         try:
-            row = json.loads(line)
             tokens = tuple(int(token) for token in row["tokens"])
             prompts.append(Prompt(str(row["id"]), str(row["category"]), question(row["messages"]), tokens))
         except (ValueError, KeyError, TypeError) as error:
-            what = f"{path}, line {number} is damaged ({type(error).__name__}: {error})"
-            raise UserError(f"{what}. Make the data again: {made_by}") from error
+            what = f"Row {number} of the held-out prompts in {folder} is damaged"
+            raise UserError(
+                f"{what} ({type(error).__name__}: {error}). Make the data again: {made_by}"
+            ) from error
     if not prompts:
         raise UserError(
-            f"{path} has no prompts: set data.held_out_prompts above 0 and make the data again: {made_by}"
+            f"{folder} has no held-out prompts: set data.held_out_prompts above 0 and make the data again: "
+            f"{made_by}"
         )
     return prompts
 

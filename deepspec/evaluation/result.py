@@ -22,8 +22,8 @@ class Metric:
     """One number with its 95% interval, or an explicit null with the reason."""
 
     value: float | None
-    low: float | None  # 2.5th percentile of the bootstrap over prompts
-    high: float | None  # 97.5th percentile
+    low: float | None  # end of the bootstrap interval over prompts, widened for few (`statistics`)
+    high: float | None
     prompts: int  # how many prompts contribute
     reason: str | None = None  # why the value, or the interval, is null
 
@@ -120,7 +120,7 @@ class StepTimes:
 class Noise:
     """How undisturbed the measured decodings were."""
 
-    cpu_per_wall: float | None  # the decoding thread's CPU time / wall time; 1 = never waited for a core
+    cpu_per_wall: float | None  # the decoding thread's CPU time / wall time; 1 = never waited
     cores_used: float | None  # the whole process' CPU time / wall time
     spread: float | None  # (p90 − p10) / median of plain seconds per token over the prompts
     noisy: bool
@@ -219,7 +219,7 @@ class Summary:
     prompts: int
     rounds: int
     round_tokens: int  # committed in rounds
-    cut_rounds: int  # ended by an end token or the limit; counted with what was kept
+    cut_rounds: int  # ended by an end token within; counted with what was kept
     tau: Metric  # round_tokens / rounds
     speedup: Metric  # decode only, against `conditions.fastest_plain`: the headline
     speedup_end_to_end: Metric  # the same with prefill

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -34,6 +35,7 @@ from deepspec.evaluation.result import (
     SCHEMA_VERSION,
     Baseline,
     Conditions,
+    Decoding,
     EvaluationResult,
     PromptRecord,
     StepTimes,
@@ -130,6 +132,7 @@ class _Evaluation:
             sweep = self._sweep()
             baselines = self._baselines()
             records = self._main()
+        self._judge_headline(records, baselines)
         steps = self._step_times(records)
         result = EvaluationResult(
             schema_version=SCHEMA_VERSION,
@@ -137,7 +140,7 @@ class _Evaluation:
             command=self.papers.command,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             fingerprint=self.papers.fingerprint,
-            settings=self.papers.settings,
+            settings=self._settings(),
             target=self.target.identity(),
             draft=self.papers.draft,
             conditions=self._conditions(records, baselines),
@@ -201,6 +204,9 @@ class _Evaluation:
         failed: dict[tuple[str, str], str] = {}
         for dtype in BASELINE_DTYPES:
             if dtype not in targets:
+                if short := _too_little_memory(self.target, dtype):
+                    failed |= dict.fromkeys([(OURS, dtype), (TRANSFORMERS, dtype)], short)
+                    continue
                 try:
                     targets[dtype] = self.load_as(dtype)
                 except (UserError, MemoryError, torch.OutOfMemoryError) as error:
@@ -231,6 +237,26 @@ class _Evaluation:
         greedy = self.plan.sampling.temperature == 0
         proof = logits_two_ways(self.target, self.k) if greedy else None
         return records(self.main, results, self._text, proof)
+
+    def _settings(self) -> dict[str, Any]:
+        """The configuration, with the K that was measured."""
+        settings = self.papers.settings
+        return {**settings, "decode": {**settings.get("decode", {}), "k": self.k}}
+
+    def _judge_headline(self, records: list[PromptRecord], baselines: list[Baseline]) -> None:
+        """The headline is against the plain decoding that was fastest on all prompts, not on the first few."""
+        ours = seconds_a_token([d for record in records for d in record.plain])
+        theirs = seconds_a_token([d for record in records for d in record.fastest])
+        if ours is None or theirs is None or theirs <= ours:
+            return
+        for baseline in baselines:
+            if baseline.chosen:
+                baseline.note = (
+                    f"on all prompts {1 / theirs:.2f} tokens a second, the same loop {1 / ours:.2f}"
+                )
+            baseline.chosen = (baseline.decoder, baseline.dtype) == (OURS, self.dtype)
+        for record in records:
+            record.fastest = []
 
     def _text(self, tokens: list[int]) -> str:
         if self.target.tokenizer is None:
@@ -290,6 +316,27 @@ def fastest_words(chosen: Baseline, compared: bool) -> str:
     if compared:
         return f"the fastest plain decoding tried ({name}, {chosen.dtype})"
     return f"plain decoding by {name} ({chosen.dtype}; no other was tried)"
+
+
+def _too_little_memory(target: Target, dtype: str) -> str | None:
+    """Why the target's weights do not fit a second time, in another dtype; None if they do.
+
+    A quarter more than the weights is asked for, as loading and decoding need some too.
+    """
+    width = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+    needed = 1.25 * width * sum(p.numel() for p in target.model.parameters())
+    free = psutil.virtual_memory().available
+    if target.device.type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(target.device)[0])
+    if needed <= free:
+        return None
+    return f"not timed: a copy in {dtype} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+
+
+def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
+    """Decode seconds over the tokens they made, prefill's not among them."""
+    tokens = sum(len(d.tokens) - 1 for d in decodings)
+    return sum(d.decode_seconds for d in decodings) / tokens if tokens > 0 else None
 
 
 def _sampling(decode: DecodeConfig) -> Sampling:

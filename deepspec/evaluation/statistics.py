@@ -2,9 +2,15 @@
 
 The unit is the prompt: rounds and tokens of one prompt are not independent. One set of resamples serves every
 metric of a group, so that a ratio of two decoders sees the same prompts on both sides (paired).
+
+The percentile bootstrap is too narrow for few prompts: it covers 86% at 8 lognormal ones (σ = 0.3). Intervals
+are therefore stretched about the value by t(n−1)/z·√(n/(n−1)), and cover 93% at n = 8 to 24 (91% at σ = 0.5).
+Below 8 prompts there is none.
 """
 
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +19,8 @@ from deepspec.evaluation.result import Latency, Metric
 
 Column = NDArray[np.float64]
 NOTHING = "no samples"
-ONE_PROMPT = "an interval over prompts needs at least two prompts"
+MIN_PROMPTS = 8  # fewest for an interval
+FEW_PROMPTS = f"an interval needs at least {MIN_PROMPTS} prompts"
 RARE = "too few prompts contribute for an interval"
 MIN_FINITE = 0.95  # share of resamples that must have a value for the interval to stand
 
@@ -40,11 +47,12 @@ class Bootstrap:
         *columns: Column,
         where: Column | None = None,
         reason: str = NOTHING,
+        highest: float = math.inf,
     ) -> Metric:
         """A formula of totals over prompts, e.g. `lambda tokens, rounds: tokens / rounds`.
 
         columns: [n] a prompt's sums, each. where: [n], nonzero where a prompt contributes (default: the last
-        column, which is usually the denominator).
+        column, which is usually the denominator). highest: the largest value there can be.
         """
         used = int(np.count_nonzero(columns[-1] if where is None else where))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -52,7 +60,7 @@ class Bootstrap:
             if used == 0 or not np.isfinite(value):
                 return null(reason)
             samples = np.asarray(formula(*(self.counts @ column for column in columns)), dtype=np.float64)
-        return self._metric(value, samples, used)
+        return self._metric(value, samples, used, highest)
 
     def percentile(self, values: Column, q: float, least: int = 1) -> Metric:
         """The q-th percentile (linear interpolation) of one value a prompt, NaN = that prompt has none.
@@ -76,11 +84,31 @@ class Bootstrap:
             self.percentile(values, 50), self.percentile(values, 90, 10), self.percentile(values, 99, 100)
         )
 
-    def _metric(self, value: float, samples: Column, used: int) -> Metric:
+    def _metric(self, value: float, samples: Column, used: int, highest: float = math.inf) -> Metric:
         finite = samples[np.isfinite(samples)]
-        if used < 2:
-            return Metric(value, None, None, used, ONE_PROMPT)
+        if used < MIN_PROMPTS:
+            return Metric(value, None, None, used, FEW_PROMPTS)
         if len(finite) < MIN_FINITE * len(samples) or len(finite) == 0:
             return Metric(value, None, None, used, RARE)
-        low, high = np.percentile(finite, [2.5, 97.5])
-        return Metric(value, float(low), float(high), used)
+        low, high = (float(end) for end in np.percentile(finite, [2.5, 97.5]))
+        factor = stretch(used)
+        return Metric(
+            value,
+            max(value - (value - low) * factor, 0.0),
+            min(value + (high - value) * factor, highest),
+            used,
+        )
+
+
+def stretch(prompts: int) -> float:
+    """What a percentile interval over so few prompts must be stretched by; 1 for very many."""
+    return t_quantile(prompts - 1) / NormalDist().inv_cdf(0.975) * math.sqrt(prompts / (prompts - 1))
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5% quantile of Student's t by its expansion about the normal one; within 0.001 from 7 up."""
+    z = NormalDist().inv_cdf(0.975)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

@@ -145,8 +145,8 @@ def _acceptance(boot: Bootstrap, rounds: list[list[Round]]) -> list[Acceptance]:
         table.append(
             Acceptance(
                 position=k,
-                conditional=boot.ratio(lambda h, n: h / n, hits, tried, reason=NOT_REACHED),
-                unconditional=boot.ratio(lambda h, n: h / n, hits, every, reason=NOT_REACHED),
+                conditional=boot.ratio(lambda h, n: h / n, hits, tried, reason=NOT_REACHED, highest=1.0),
+                unconditional=boot.ratio(lambda h, n: h / n, hits, every, reason=NOT_REACHED, highest=1.0),
             )
         )
     return table

@@ -45,7 +45,7 @@ def acceptance(summary: Summary) -> Figure | None:
         plot.line([(x, m.value) for x, m in metrics if m.value is not None], css)
         for x, metric in metrics:
             _dot(plot, x, metric, css, f"position {round(x)}, {css}")
-    note = "Whiskers: 95% over prompts."
+    note = "Whiskers: 95% over prompts, from 8 up."
     return Figure(
         "Accepted, by position",
         plot.svg("Acceptance by position"),
@@ -72,7 +72,7 @@ def tokens_per_round(summary: Summary) -> Figure | None:
     for number, count, share in zip(numbers, counts, shares, strict=True):
         plot.bar((number - 0.36, number + 0.36), (0, share), "spec", f"{number} tokens: {count:,} rounds")
         plot.text(number, share, f"{share:.0%}", "value middle", dy=-5)
-    kept = f"; {summary.cut_rounds:,} of them, cut by an end token or the limit, count with what was kept"
+    kept = f"; {summary.cut_rounds:,} of them, cut by an end token, count with what was kept"
     note = f"{total:,} rounds{kept if summary.cut_rounds else ''}."
     return Figure("Tokens per round", plot.svg("Histogram of tokens per round"), note)
 
@@ -104,7 +104,9 @@ def by_category(
         if metric.low is not None and metric.high is not None:
             plot.span(y, metric.low, metric.high, css)
         plot.dot(value, y, css, f"{name}: {interval(metric, unit=unit)}, {metric.prompts} prompts")
-    return Figure(f"{title}, by category", plot.svg(f"{title} by category"), "Bars: 95% over prompts.")
+    return Figure(
+        f"{title}, by category", plot.svg(f"{title} by category"), "Bars: 95% over prompts, from 8 up."
+    )
 
 
 def time_split(result: EvaluationResult) -> Figure | None:
@@ -204,7 +206,9 @@ def sweep(
     plot.line([(point.k, metric.value) for point, metric in rows if metric.value is not None], "spec thin")
     for point, metric in rows:
         _dot(plot, point.k, metric, "spec" if point.chosen else "spec hollow", f"K = {point.k}")
-    return Figure(title, plot.svg(title), "Filled: the K of the main run. Whiskers: 95% over prompts.")
+    return Figure(
+        title, plot.svg(title), "Filled: the K of the main run. Whiskers: 95% over prompts, from 8 up."
+    )
 
 
 def every_prompt(records: Sequence[PromptRecord]) -> Figure | None:

@@ -40,7 +40,7 @@ def verdict(result: EvaluationResult) -> str:
     found, sure = f"{number(speedup.value)}×", f"(95% {number(speedup.low)}–{number(speedup.high)})"
     match direction(speedup):
         case "faster":
-            return f"Decoding is {found} faster {sure} than {against}."
+            return f"Decoding is faster with the draft: {found} the speed {sure} of {against}."
         case "slower":
             return f"Decoding is slower with the draft: {found} the speed {sure} of {against}."
         case _:
@@ -86,7 +86,10 @@ def method(result: EvaluationResult) -> list[str]:
         + ("; and by the fastest plain decoding found." if third else "."),
         "Speed is total seconds over total tokens of the same prompts; an answer's first token belongs to "
         "the prefill and is counted apart.",
-        f"Intervals are 95% bootstrap intervals over prompts ({conditions.resamples:,} resamples).",
+        f"Every way ran with the same {conditions.machine.threads} torch "
+        f"thread{'s' if conditions.machine.threads != 1 else ''}; other numbers of threads were not tried.",
+        f"Intervals are 95% bootstrap intervals over prompts ({conditions.resamples:,} resamples), widened "
+        "for their number; below 8 prompts there is none.",
     ]
     if conditions.sweep_prompts:
         shared = conditions.sweep_overlap

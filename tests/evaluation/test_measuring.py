@@ -161,13 +161,19 @@ def test_held_out_prompts_are_read_or_refused_by_line(tmp_path: Path) -> None:
         '{"id": "a", "category": "c", "messages": [{"role": "user", "content": "Why?"}], "tokens": [1, 2]}\n'
     )
     file.write_text(row + '{"id": "b"}\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"line 2 .* make it"):
-        read_held_out(file, "make it")
+    with pytest.raises(UserError, match=r"Row 2 .* make it"):
+        read_held_out(tmp_path, "make it")
     file.write_text(row, encoding="utf-8")
-    assert read_held_out(file, "make it") == [Prompt("a", "c", "Why?", (1, 2))]
+    assert read_held_out(tmp_path, "make it") == [Prompt("a", "c", "Why?", (1, 2))]
+    file.write_text(row.replace("Why?", "One.\u2028Two.\x85Three."), encoding="utf-8")
+    (prompt,) = read_held_out(tmp_path, "make it")
+    assert prompt.text == "One.\u2028Two.\x85Three."
+    file.write_text(row + '{"id": \n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"cannot be read.* make it"):
+        read_held_out(tmp_path, "make it")
     file.write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match="no prompts"):
-        read_held_out(file, "make it")
+    with pytest.raises(UserError, match="no held-out prompts"):
+        read_held_out(tmp_path, "make it")
 
 
 def test_step_times_are_medians_in_alternating_order() -> None:

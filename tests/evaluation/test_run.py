@@ -2,11 +2,14 @@
 
 import copy
 import json
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from deepspec import evaluate as stage
 from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig
@@ -65,9 +68,18 @@ def trained(config: Config, target: Target) -> Path:
     """A run's folder with a draft and held-out prompts."""
     out = Path(config.out)
     new_draft(config.draft, target, None).save_pretrained(out / "draft")
-    manifest = {"fingerprint": "f", "target": target.identity()}
+    manifest = {
+        "fingerprint": "f",
+        "target": target.identity(),
+        "data": "d",
+        "recipe": {
+            "draft": asdict(config.draft),
+            "train": {"learning_rate": 1e-3, "betas": [0.9, 0.95], "seed": 0},
+        },
+    }
     (out / "draft" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     (out / "data").mkdir()
+    (out / "data" / "manifest.json").write_text('{"fingerprint": "d"}', encoding="utf-8")
     rows = [
         {
             "id": f"p{i}",
@@ -128,6 +140,91 @@ def test_what_was_measured_is_not_measured_again(
     config.decode.max_new_tokens = 6
     stage.run(config)
     assert load_result(trained / "evaluation" / "result.json").conditions.max_new_tokens == 6
+
+
+def test_other_held_out_prompts_are_measured_anew(config: Config, trained: Path) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    stage.run(config)
+    file = trained / "data" / "held_out_prompts.jsonl"
+    file.write_text(file.read_text(encoding="utf-8").replace("<b>", "<i>"), encoding="utf-8")
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert all(record.prompt.startswith("<i>") for record in result.records)
+
+
+def test_data_the_draft_was_not_trained_on_is_refused(
+    config: Config, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trained / "data" / "manifest.json").write_text('{"fingerprint": "other"}', encoding="utf-8")
+    with pytest.raises(UserError, match=r"the data d,.* the data other,.*-m deepspec\.train"):
+        stage.run(config)
+    config.evaluate.prompts = str(tmp_path / "own.txt")  # prompts of one's own need no data
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    Path(config.evaluate.prompts).write_text("Why?\n", encoding="utf-8")
+    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    assert stage.run(config).is_file()
+
+
+@pytest.mark.parametrize(
+    ("node", "key", "value", "words"),
+    [
+        ("draft", "layers", 3, r"draft\.layers=1; .* draft\.layers=3.*-m deepspec\.train"),
+        ("train", "learning_rate", 1e-4, r"train\.learning_rate=0\.001"),
+    ],
+)
+def test_settings_the_draft_was_not_trained_with_are_refused(
+    config: Config, trained: Path, node: str, key: str, value: Any, words: str
+) -> None:
+    setattr(getattr(config, node), key, value)
+    with pytest.raises(UserError, match=words):
+        stage.run(config)
+
+
+def test_settings_of_training_that_decide_nothing_may_differ(config: Config, trained: Path) -> None:
+    config.train.log_every = 77
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    stage.run(config)
+    settings = load_result(trained / "evaluation" / "result.json").settings
+    assert settings["train"] == {"learning_rate": 1e-3, "betas": [0.9, 0.95], "seed": 0}
+    assert settings["draft"]["layers"] == 1
+
+
+def test_dtypes_that_do_not_fit_into_memory_are_listed_with_the_reason(
+    config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=1))
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    notes = {b.dtype: b.note for b in result.baselines if b.tokens_per_second.value is None}
+    assert notes.keys() == {"float32", "bfloat16"}
+    assert all(note is not None and "GiB are free" in note for note in notes.values())
+
+
+def test_the_headline_is_never_against_a_slower_plain_decoding(
+    config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(target: Any) -> Any:
+        engine, calls = Engine(target), 0
+
+        def decode(request: Request) -> Result:
+            nonlocal calls
+            calls += 1
+            (result,) = engine.generate([request])
+            result.rounds = []
+            # By far the fastest in the first trials (one warm-up, two prompts), the slowest afterwards.
+            result.decode_seconds = 1e-9 if calls <= 3 else 1e3
+            return result
+
+        return decode
+
+    monkeypatch.setattr(measuring, "transformers_decode", slow)
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    (chosen,) = [b for b in result.baselines if b.chosen]
+    assert (chosen.decoder, chosen.dtype) == ("deepspec", "float64")
+    assert "the same loop" in result.conditions.fastest_plain
+    assert result.summary.speedup == result.summary.speedup_same_loop
+    assert any(b.note and "on all prompts" in b.note for b in result.baselines)
 
 
 def test_sampled_outputs_are_not_compared(config: Config, trained: Path) -> None:
@@ -199,6 +296,16 @@ def test_transformers_baseline_is_plain_decoding() -> None:
         found = theirs(request)
         assert (found.tokens, found.finish) == (expected.tokens, expected.finish)
         assert found.prefill_seconds > 0 and found.decode_seconds >= 0
+
+
+def test_a_checkpoints_own_generation_settings_do_not_reach_the_baseline() -> None:
+    target = tiny_target("qwen3")
+    own = target.model.generation_config = GenerationConfig(
+        no_repeat_ngram_size=1, suppress_tokens=list(range(0, VOCAB, 2))
+    )
+    request = Request(prompts(1)[0], 24, Sampling(), 0, target.eos)
+    assert transformers_decode(target)(request).tokens == Engine(target).generate([request])[0].tokens
+    assert target.model.generation_config is own
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7])

@@ -84,6 +84,13 @@ def test_ideal_and_efficiency_by_hand() -> None:
     assert summary.efficiency.value == pytest.approx(measured / ideal)
 
 
+def test_a_cut_round_pays_for_all_the_target_read() -> None:
+    steps = StepTimes(100, verify=[1.0, 1.1, 1.2, 1.3], draft=[0.1, 0.2, 0.3], repeats=3)
+    cut = Round(3, 1, 1, 1, True, 0.003, 0.05, 0.002)
+    summary = summarise([record([cut], plain_seconds=1.0)], resamples=100, steps=steps)
+    assert summary.ideal_speedup.value == pytest.approx(1.0 / (0.3 + 1.3))
+
+
 def test_cut_rounds_count_with_what_was_kept() -> None:
     summary = summarise([record([one_round(5, 5, 6), one_round(5, 5, 2)], 1.0)], resamples=100)
     assert (summary.rounds, summary.round_tokens, summary.cut_rounds) == (2, 8, 1)
