@@ -17,6 +17,7 @@ from deepspec.errors import UserError
 @dataclass
 class Eagle3Options:
     algorithm: str = "eagle3"
+    start: str = "random"
     ttt_steps: int = 5
     vocab_size: int | None = 8192
     layers: int = 1
