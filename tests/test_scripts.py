@@ -21,7 +21,11 @@ esac
 """
 
 # Where the tests run in the background, Ctrl-C may be ignored, and a shell cannot trap what it was started ignoring.
-INTERRUPTIBLE = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp('bash', ['bash', 'scripts/setup.sh'])"
+INTERRUPTIBLE = """
+import os, signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp("bash", ["bash", "scripts/setup.sh"])
+"""
 
 
 def test_ctrl_c_stops_the_installation(tmp_path: Path) -> None:
