@@ -32,7 +32,7 @@ class Engine:
                 f"decode.k is {k}; a round drafts at least 1 token (leave the draft out for plain decoding)."
             )
         if max_batch_size < 1:
-            raise UserError(f"decode.max_batch_size is {max_batch_size}; it must be 1 or more.")
+            raise UserError(f"max_batch_size is {max_batch_size}; it must be 1 or more.")
         if rule not in ("auto", "greedy", "token"):
             raise UserError(f"decode.rule is {rule!r}; it must be auto, greedy or token.")
         target.require("chain", *(["ragged"] if max_batch_size > 1 else []))
