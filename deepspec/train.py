@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
+from safetensors import SafetensorError
+from torch import Tensor
 
 from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
 from deepspec.config.app import command, entry
@@ -55,7 +57,7 @@ def _run(config: Config, processes: PartialState) -> Path:
     for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *warnings]:
         say(line)
     torch.manual_seed(config.train.seed)
-    draft = new_draft(config.draft, target, load_draft_vocab(out / "data"))
+    draft = new_draft(config.draft, target, _draft_vocab(out / "data", data))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
@@ -107,6 +109,18 @@ def _stale(config: Config, folder: Path) -> str:
         made_of = manifest["inputs"].get("sources", {}).get("prompts")
         then["data.prompts"] = f"{path if made_of else before} (sha256 {(made_of or 'none')[:16]})"
     return ", ".join(f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key])
+
+
+def _draft_vocab(folder: Path, manifest: dict[str, Any]) -> Tensor | None:
+    """The data's draft vocabulary; one that should be there and is not must not pass for the whole vocabulary."""
+    again = f"Remove {folder} and make it again: {command('prepare')}"
+    try:
+        vocab = load_draft_vocab(folder)
+    except (OSError, KeyError, SafetensorError) as error:
+        raise UserError(f"{folder}'s draft vocabulary is damaged ({error}). {again}") from error
+    if vocab is None and manifest.get("draft_vocab", {}).get("full") is False:
+        raise UserError(f"{folder} has lost its draft vocabulary (draft_vocab.safetensors). {again}")
+    return vocab
 
 
 def _precision_of(target: Target) -> Precision:

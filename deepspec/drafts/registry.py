@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from deepspec.drafts.contract import TrainableDraft
@@ -37,7 +38,10 @@ def load_draft(folder: Path) -> TrainableDraft:
         raise UserError(
             f"{folder} holds no draft (no config.json). Give the folder that deepspec.train wrote."
         )
-    kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    try:
+        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{config} is damaged ({error}). Train or export the draft again.") from error
     classes = {draft.config_class.model_type: draft for _, draft in DRAFTS.values()}
     if kind not in classes:
         raise UserError(
@@ -45,7 +49,7 @@ def load_draft(folder: Path) -> TrainableDraft:
         )
     try:
         draft, loaded = classes[kind].from_pretrained(folder, output_loading_info=True)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise UserError(
             f"The draft in {folder} could not be loaded: {' '.join(str(error).split())[:300]}"
         ) from error

@@ -256,6 +256,17 @@ def test_a_damaged_draft_folder_is_named(tmp_path: Path) -> None:
         load_draft(tmp_path)
 
 
+def test_a_truncated_or_unreadable_draft_is_named(tmp_path: Path) -> None:
+    make(tiny_target("llama")).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_draft(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        load_draft(tmp_path)
+
+
 @pytest.mark.parametrize(("count", "expected"), [(30, [1, 14, 26]), (4, [0, 1]), (2, [0]), (1, [0])])
 def test_default_layers_are_clamped(count: int, expected: list[int]) -> None:
     assert default_layers(count) == (expected if count != 4 else sorted({1, 0}))

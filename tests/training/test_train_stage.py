@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from deepspec import train as stage
-from deepspec.artifacts import fingerprint, new_artifact, plain
+from deepspec.artifacts import fingerprint, new_artifact, plain, write_json
 from deepspec.config.schema import Config, DataConfig, Dtype, TargetConfig, TrainConfig
 from deepspec.data.conversation import Conversation
 from deepspec.data.dataset import Document, save_draft_vocab, save_rows
@@ -210,6 +210,19 @@ def test_auto_prepare_makes_what_is_missing(config: Config, monkeypatch: pytest.
     assert made == [away]
     stage.run(dataclasses.replace(config, auto_prepare=True))
     assert made == [away]
+
+
+def test_a_lost_or_damaged_draft_vocabulary_is_not_the_whole(config: Config) -> None:
+    folder = Path(config.out) / "data"
+    path = folder / "draft_vocab.safetensors"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(UserError, match="draft vocabulary is damaged"):
+        stage.run(config)
+    path.unlink()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    write_json(folder / "manifest.json", {**manifest, "draft_vocab": {"full": False}})
+    with pytest.raises(UserError, match="lost its draft vocabulary"):
+        stage.run(config)
 
 
 def test_an_artifact_without_a_draft_vocabulary_means_the_whole(config: Config) -> None:
