@@ -1,8 +1,9 @@
 """A draft layer that starts from the target's last decoder layer instead of from noise.
 
-The draft continues the target's own residual stream, so the target's last layer, final norm and head are a far
-better beginning than random weights when there are only minutes, and little text, to train. What does not fit
-(another kind of layer, other sizes) stays random.
+The draft continues the target's own residual stream, so the target's last layer and final norm are a beginning when
+there are only minutes, and little text, to train. One trial (SmolLM2-135M, 35,000 supervised tokens, two epochs, one
+seed): mean Σ min(p, q) on held-out text 0.157 against 0.143 from random weights, τ 1.36 against 1.34. What does not
+fit (another kind of layer, other sizes) stays random.
 """
 
 from typing import Any
