@@ -8,6 +8,7 @@ from torch import Tensor
 from deepspec.decoding.randomness import Purpose, uniforms
 from deepspec.decoding.request import Request
 from deepspec.decoding.sampling import distributions, draw
+from deepspec.drafts.contract import DynamicTree, StaticTree
 
 
 class RoundControl:
@@ -19,6 +20,7 @@ class RoundControl:
 
     def __init__(self, requests: Sequence[Request], positions: Sequence[int], max_tokens: int) -> None:
         self.max_tokens = max_tokens
+        self.tree: StaticTree | DynamicTree | None = None
         self.requests = requests
         self.positions = positions
         self.samplings = [request.sampling for request in requests]
@@ -34,6 +36,13 @@ class RoundControl:
             drawn = uniforms([request.seed for request in self.requests], places, Purpose.draft)[:, 0]
             picked = draw(q, torch.from_numpy(drawn))
         return picked if vocab is None else vocab[picked], q
+
+    def draw_children(
+        self, logits: Tensor, parent: int, count: int, vocab: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `deepspec.drafts.contract.Control.draw_children`; deterministic so far."""
+        picked = logits.topk(count, dim=-1).indices
+        return picked if vocab is None else vocab[picked], None
 
     def go_on(self, confidence: Tensor) -> Tensor:
         """A fixed length: always."""

@@ -7,7 +7,7 @@ V target vocabulary, Vd draft vocabulary, F = captured layers × H.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -72,10 +72,34 @@ class Committed:
     counts: list[int]
 
 
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree of a shape fixed before any draw. parents: a node's parent, −1 = child of the pending token, in
+    topological order; a node's children are tried in the order in which they stand here."""
+
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """EAGLE-2 (Li et al. 2024b): a tree that follows the draft's probabilities; its children are deterministic.
+
+    Each of `depth` levels keeps the `top_k` nodes of the highest product of draft probabilities and gives each
+    `top_k` children; of all nodes ever made the `total_tokens` best are proposed, ancestors before descendants.
+    """
+
+    depth: int
+    top_k: int
+    total_tokens: int
+
+
 class Control(Protocol):
     """Given by the engine to `propose`: how much to draft, and how a token is drawn."""
 
-    max_tokens: int  # K this round, ≥ 1
+    max_tokens: int  # K this round, ≥ 1: the longest path
+    tree: (
+        StaticTree | DynamicTree | None
+    )  # how to branch; None = a chain. A draft that cannot branch ignores it
 
     def draw(self, logits: Tensor, parent: int, vocab: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Draw each row's next drafted token.
@@ -86,8 +110,23 @@ class Control(Protocol):
         (None when every row is greedy: the draw is deterministic).
         """
 
+    def draw_children(
+        self, logits: Tensor, parent: int, count: int, vocab: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draw `count` different children of node `parent` (−1: the pending token), in the order they are tried.
+
+        logits: [B, Vd], raw. Returns target-vocabulary tokens [B, count] and q [B, Vd], the distribution they
+        were drawn from *without replacement*, or None when they are deterministic: the `count` most probable.
+        """
+
     def go_on(self, confidence: Tensor) -> Tensor:
-        """[B] probability that the token just drawn is accepted given its parent was → bool [B], draw another."""
+        """Asked before each draw: [B] probability that the *next* token will be accepted given that those
+        before it are → bool [B], draw it. Where False the row's proposal ends (`Proposal.length`); the draft
+        stops when no row goes on.
+
+        The probability may come from the hidden state that gives the token's distribution and from the tokens
+        before it, never from the token itself: the output would no longer be the target's.
+        """
 
 
 @dataclass
@@ -139,7 +178,8 @@ class DraftBatch:
     tokens [B, T] int64; loss_mask [B, T] bool, the assistant generated this token; documents [B, T] int64,
     which document of the row (−1: padding); positions [B, T] int64 within the document; features [B, T, F];
     last_hidden [B, T, H] *before* the final norm; steps: how many draft steps to unroll (None: the draft's
-    own training number).
+    own training number); loss_parts: names of the parts of the loss that are wanted (None: the draft's
+    `default_loss`); seeds [B] int64, one a row and pass over the data, for whatever the draft draws.
     """
 
     context: DraftContext
@@ -150,6 +190,8 @@ class DraftBatch:
     features: Tensor
     last_hidden: Tensor
     steps: int | None = None
+    loss_parts: Sequence[str] | None = None
+    seeds: Tensor | None = None
 
 
 @dataclass
@@ -180,7 +222,16 @@ class TrainableDraft(PreTrainedModel):
     """
 
     needs_features = True
-    default_loss: ClassVar[dict[str, float]] = {}  # weight of each part of `DraftLoss.sums`
+
+    @property
+    @abstractmethod
+    def default_loss(self) -> dict[str, float]:
+        """Weight of each part of the loss that is computed when nothing else is asked for."""
+
+    @property
+    @abstractmethod
+    def loss_parts(self) -> tuple[str, ...]:
+        """Every part of the loss that can be asked for (`DraftBatch.loss_parts`)."""
 
     @property
     def capture_layers(self) -> list[int]:

@@ -14,7 +14,7 @@ EAGLE-3.1: `norm_layers` normalises each captured layer before `fc`, `normalised
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from deepspec.drafts.contract import (
     TrainableDraft,
 )
 from deepspec.drafts.layers import MLP, Attention, Rotary, draft_shape
-from deepspec.drafts.statistics import StepStatistics
+from deepspec.drafts.statistics import WITHOUT_CONFIDENCE, StepStatistics
 from deepspec.drafts.unrolled import SupervisedRows, shift, supervised, unrolled_attention
 from deepspec.drafts.warm_start import warm_start
 from deepspec.errors import UserError
@@ -128,7 +128,7 @@ class Eagle3State:
 class Eagle3Draft(TrainableDraft):
     config_class = Eagle3Config
     base_model_prefix = "draft"
-    default_loss: ClassVar[dict[str, float]] = {"soft_ce": 1.0}
+    loss_parts = WITHOUT_CONFIDENCE
     layers: Any  # nn.ModuleList of Eagle3Layer
     fc_norm: Any  # nn.ModuleList or None
     target_ids: Tensor | None
@@ -178,6 +178,10 @@ class Eagle3Draft(TrainableDraft):
         return draft
 
     @property
+    def default_loss(self) -> dict[str, float]:
+        return {"soft_ce": 1.0}
+
+    @property
     def vocab(self) -> Tensor | None:
         """[Vd] target id of each draft id, ascending; None = the target's own vocabulary."""
         return self.target_ids
@@ -187,8 +191,10 @@ class Eagle3Draft(TrainableDraft):
     def forward(self, batch: DraftBatch) -> DraftLoss:
         """Unroll `batch.steps` draft steps on every row; see the module's docstring for formula and shapes."""
         target, steps = batch.context.target, batch.steps or self.config.ttt_steps
-        valid = supervised(batch.loss_mask, batch.documents, steps)
-        statistics = StepStatistics(batch, valid, target, self.vocab)
+        by_anchor = supervised(batch.loss_mask, batch.documents, steps)
+        parts = batch.loss_parts or tuple(self.default_loss)
+        statistics = StepStatistics(batch, by_anchor, target, self.vocab, parts)
+        valid = shift(by_anchor, 1)  # row i drafts from anchor i + 1
         rows = SupervisedRows(valid[..., 0])
         hidden = self._fuse(batch.features)
         dtype = torch.get_autocast_dtype(hidden.device.type) if _autocast(hidden) else hidden.dtype

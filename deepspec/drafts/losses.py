@@ -152,6 +152,28 @@ def total_variation(logits: Tensor, teacher_log_probs: Tensor, weight: Tensor | 
     return _reduce(1 - overlap(logits, teacher_log_probs), weight)
 
 
+def acceptance(logits: Tensor, teacher_log_probs: Tensor, weight: Tensor | float = 1.0) -> SumAndWeight:
+    """Σ w·(−log Σ_v min(p, q)) and Σ w: the logarithm of the chance of acceptance, whose gradient does not
+    fade where that chance is small. teacher_log_probs: [n, Vd], full p.
+    """
+    floor = torch.finfo(torch.float32).tiny  # no overlap at all gives a large loss and no gradient, never inf
+    return _reduce(-overlap(logits, teacher_log_probs).clamp(min=floor).log(), weight)
+
+
+def confidence_bce(
+    confidence: Tensor, logits: Tensor, teacher_log_probs: Tensor, weight: Tensor | float = 1.0
+) -> SumAndWeight:
+    """Σ w·BCE(σ(confidence), c*) and Σ w; c* = Σ_v min(p, q), not differentiated (DSpark, Cheng et al. 2026).
+
+    confidence: [n] raw. logits, teacher_log_probs: [n, Vd], full p.
+    """
+    goal = overlap(logits, teacher_log_probs).detach().clamp(0, 1)
+    each = functional.binary_cross_entropy_with_logits(
+        _wide(confidence), goal.to(_wide(confidence).dtype), reduction="none"
+    )
+    return _reduce(each, weight)
+
+
 def smooth_l1(
     prediction: Tensor, goal: Tensor, weight: Tensor | float = 1.0, beta: float = 1.0
 ) -> SumAndWeight:

@@ -13,22 +13,25 @@ def shift(x: Tensor, steps: int) -> Tensor:
     if steps == 0:
         return x
     moved = torch.zeros_like(x)
-    moved[:, : x.shape[1] - steps] = x[:, steps:]
+    if steps < x.shape[1]:
+        moved[:, : x.shape[1] - steps] = x[:, steps:]
     return moved
 
 
 def supervised(loss_mask: Tensor, documents: Tensor, steps: int) -> Tensor:
-    """[B, T, K] bool: row i = a − 1 of an EAGLE-like draft is supervised at step k (index k−1).
+    """[B, T, K] bool: which anchors a are supervised at step k (index k−1).
 
-    The start a = i + 1 is valid iff t_a and t_{a+1} are the assistant's and of row i's document; step k then
-    needs t_{a+1} … t_{a+k} all the assistant's (a running product).
+    The pending token t_a must be the assistant's, and t_{a+1} … t_{a+k} too, all in one document (a running
+    product). An anchor at the start of its document has no features before it and is none.
     """
     mask = loss_mask & (documents >= 0)
-    alive = shift(mask, 1) & (shift(documents, 1) == documents)
+    alive = mask.clone()
+    alive[:, 1:] &= documents[:, 1:] == documents[:, :-1]
+    alive[:, 0] = False
     valid = []
     for k in range(1, steps + 1):
-        alive = alive & shift(mask, k + 1) & (shift(documents, k + 1) == documents)
-        alive[:, alive.shape[1] - k - 1 :] = False  # zeros shifted in from past the end are no tokens
+        alive = alive & shift(mask, k) & (shift(documents, k) == documents)
+        alive[:, max(alive.shape[1] - k, 0) :] = False  # zeros shifted in from past the end are no tokens
         valid.append(alive)
     return torch.stack(valid, -1)
 

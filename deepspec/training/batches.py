@@ -43,7 +43,7 @@ class CapturingTarget(TargetModel, Protocol):
 
 @dataclass
 class RowBatch:
-    """Columns [B, T] int64, padded on the right. ids: their row numbers.
+    """Columns [B, T] int64, padded on the right. ids: their row numbers. seeds: [B], one a row and epoch.
 
     counted: False for a stand-in, a real row given to a process for which the last step has none left, so
     that all processes run the same number of passes; it must weigh nothing.
@@ -55,6 +55,7 @@ class RowBatch:
     positions: Tensor
     ids: list[int]
     counted: bool
+    seeds: Tensor | None = None
 
     @property
     def token_count(self) -> int:
@@ -107,7 +108,16 @@ class _Stream(Dataset[dict[str, Any]]):
     def __getitem__(self, place: int) -> dict[str, Any]:
         epoch, index = divmod(max(place, 0), len(self.rows))
         row = index if self.seed is None else epoch_order(len(self.rows), self.seed, epoch)[index]
-        return {**self.rows[row], "id": row, "counted": place != STAND_IN}
+        draws = _row_seed(self.seed or 0, epoch, row)
+        return {**self.rows[row], "id": row, "counted": place != STAND_IN, "seed": draws}
+
+
+def _row_seed(seed: int, epoch: int, row: int) -> int:
+    """A key for what a draft draws over a row: the same whatever batch, process or resumption it falls to."""
+    key = splitmix64(np.array([seed % 2**64], dtype=np.uint64))
+    for part in (epoch, row):
+        key = splitmix64(key ^ np.uint64(part))
+    return int(key[0] >> np.uint64(1))
 
 
 class _Places(Sampler[list[int]]):
@@ -128,7 +138,12 @@ def collate(rows: list[dict[str, Any]]) -> RowBatch:
         columns[name] = torch.full((len(rows), length), pad)
         for index, row in enumerate(rows):
             columns[name][index, : len(row[name])] = torch.as_tensor(row[name])
-    return RowBatch(**columns, ids=[row["id"] for row in rows], counted=all(row["counted"] for row in rows))
+    return RowBatch(
+        **columns,
+        ids=[row["id"] for row in rows],
+        counted=all(row["counted"] for row in rows),
+        seeds=torch.tensor([row["seed"] for row in rows]),
+    )
 
 
 def windows(
@@ -153,6 +168,7 @@ def draft_batch(
     layers: list[int],
     steps: int | None = None,
     memory: FeatureMemory | None = None,
+    loss_parts: Sequence[str] | None = None,
 ) -> DraftBatch:
     """Run the target over the rows and keep what the draft learns from, in the target's own number format.
 
@@ -184,6 +200,8 @@ def draft_batch(
         features=features,
         last_hidden=last_hidden,
         steps=steps,
+        loss_parts=loss_parts,
+        seeds=rows.seeds,
     )
 
 

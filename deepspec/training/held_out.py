@@ -72,7 +72,7 @@ def evaluate_held_out(
     training = model.training
     model.eval()
     for (batch,) in windows(chosen, plan, accelerator.process_index, seed=None):
-        loss = model(draft_batch(batch, target, layers, how.steps, memory))
+        loss = model(draft_batch(batch, target, layers, how.steps, memory, tuple(coefficients)))
         meter.add(loss, batch.token_count, batch.counted)
         if batch.counted and how.why_no_tau is None:
             walked += _walk(batch, loss, how)

@@ -73,7 +73,7 @@ def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> C
     config, accelerator = run.config, run.accelerator
     check_rows(rows, "The training data")
     plan = new_plan(config, len(rows), accelerator.num_processes)
-    coefficients = loss_coefficients(draft.default_loss, config.loss)
+    coefficients = loss_coefficients(draft, config.loss)
     torch.manual_seed(config.seed + accelerator.process_index)
     draft.to(accelerator.device).train()
     model, optimiser = accelerator.prepare(draft, new_optimiser(draft, config))
@@ -162,8 +162,13 @@ def _one_step(
     state: _State, window: list[RowBatch], rate: float, stop: bool, check: Callable[[], None] | None
 ) -> StepResult:
     run, layers = state.run, state.draft.capture_layers
+    parts = tuple(state.stepper.coefficients)
     captured = [
-        Micro(draft_batch(one, run.target, layers, memory=state.memory), one.token_count, one.counted)
+        Micro(
+            draft_batch(one, run.target, layers, memory=state.memory, loss_parts=parts),
+            one.token_count,
+            one.counted,
+        )
         for one in window
     ]
     for group in state.stepper.optimiser.param_groups:

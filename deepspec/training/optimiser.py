@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
 from deepspec.config.schema import TrainConfig
-from deepspec.drafts.contract import DraftBatch, DraftLoss
+from deepspec.drafts.contract import DraftBatch, DraftLoss, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.training.meters import sums_and_weights, total
 
@@ -37,12 +37,19 @@ def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def loss_coefficients(defaults: dict[str, float], chosen: dict[str, float]) -> dict[str, float]:
-    """The draft's weights of its loss parts, with `train.loss` over them."""
-    unknown = sorted(set(chosen) - set(defaults))
+def loss_coefficients(draft: TrainableDraft, chosen: dict[str, float]) -> dict[str, float]:
+    """The draft's weights of its loss parts, with `train.loss` over them; a part of weight 0 is left out."""
+    unknown = sorted(set(chosen) - set(draft.loss_parts))
     if unknown:
-        raise UserError(f"train.loss.{unknown[0]}: the draft's loss has only the parts {sorted(defaults)}.")
-    return {**defaults, **chosen}
+        raise UserError(
+            f"train.loss.{unknown[0]}: the draft's loss has only the parts {', '.join(draft.loss_parts)}."
+        )
+    wanted = {name: weight for name, weight in {**draft.default_loss, **chosen}.items() if weight != 0}
+    if not wanted:
+        raise UserError(
+            "train.loss gives every part of the loss the weight 0: there is nothing to learn from."
+        )
+    return wanted
 
 
 @dataclass

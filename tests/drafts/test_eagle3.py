@@ -14,6 +14,7 @@ from deepspec.drafts.walk import walk
 from deepspec.errors import UserError
 from deepspec.target import Target
 from deepspec.target.layout import document_mask
+from tests.drafts.conformance import Forced, check_training_is_decoding, decoding_logits
 from tests.drafts.packed import batch_of, fit
 from tests.models import VOCAB, prompts, tiny_target
 
@@ -32,44 +33,18 @@ def make(target: Target, seed: int = 0, reduced: bool = True, **options: object)
     return new_draft(chosen, target, IDS if reduced else None).double().eval()
 
 
-def test_supervised_rows_are_those_of_a_plain_loop() -> None:
-    mask = [0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 0]
+def test_supervised_anchors_are_those_of_a_plain_loop() -> None:
+    mask = [1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 0]
     docs = [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1]
     steps, length = 3, len(mask)
     found = supervised(torch.tensor([mask]).bool(), torch.tensor([docs]), steps)[0]
-    for row in range(length):
+    for anchor in range(length):
         for k in range(1, steps + 1):
-            anchor = row + 1
-            needed = [anchor, *range(anchor + 1, anchor + k + 1)]
-            inside = needed[-1] < length and all(docs[j] == docs[row] >= 0 and mask[j] for j in needed)
-            assert bool(found[row, k - 1]) == inside, (row, k)
-
-
-def step_logits(draft: Eagle3Draft, target: Target, text: list[int], anchor: int, steps: int) -> torch.Tensor:
-    """[K, Vd] logits that `propose` computes after `text[:anchor+1]`, forced along the text's own tokens."""
-    tokens = torch.tensor([text[: anchor + 1]])
-    captured = target.capture(
-        tokens[:, :anchor], torch.arange(anchor)[None], torch.zeros(1, anchor).long(), draft.capture_layers
-    )
-    state = draft.begin(Beginning(DraftContext(target), tokens, captured.features, 64))
-    forced = Forced(text[anchor + 1 :], steps)
-    with torch.inference_mode():
-        draft.propose(state, forced)
-    return torch.stack(forced.logits)
-
-
-class Forced:
-    """A control that 'draws' given tokens and keeps the logits it was shown."""
-
-    def __init__(self, tokens: list[int], steps: int) -> None:
-        self.tokens, self.max_tokens, self.logits = tokens, steps, []
-
-    def draw(self, logits, parent, vocab=None):
-        self.logits.append(logits[0])
-        return torch.tensor([self.tokens[parent + 1]]), None
-
-    def go_on(self, confidence):
-        return torch.ones(1, dtype=torch.bool)
+            needed = range(anchor, anchor + k + 1)
+            features = anchor > 0 and docs[anchor - 1] == docs[anchor]
+            inside = needed[-1] < length and all(docs[j] == docs[anchor] >= 0 and mask[j] for j in needed)
+            assert bool(found[anchor, k - 1]) == (inside and features), (anchor, k)
+    assert supervised(torch.ones(1, 2).bool(), torch.zeros(1, 2).long(), 4)[0, 1:].sum() == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,34 +52,10 @@ class Forced:
 def test_training_logits_are_decoding_logits(
     family: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deepspec.drafts import eagle3
-
     target = tiny_target(family)
     draft = make(target, **VARIANTS[variant])
-    texts, starts = prompts(2, seed=12, longest=20), [2, 3]
-    texts = [[*text, *range(3, 15)] for text in texts]
-    batch = batch_of(target, draft, texts, starts)
-    seen: dict[int, torch.Tensor] = {}
-    add = eagle3.StepStatistics.add
-    monkeypatch.setattr(
-        eagle3.StepStatistics,
-        "add",
-        lambda self, step, logits, weight: (seen.update({step: logits}), add(self, step, logits, weight)),
-    )
-    with torch.no_grad():
-        loss = draft(batch)
-    where = [torch.nonzero(loss.valid[0, :, step])[:, 0].tolist() for step in range(4)]
-    offset = 0
-    checked = 0
-    for text, start in zip(texts, starts, strict=True):
-        for anchor in range(start, len(text) - 4, 3):
-            expected = step_logits(draft, target, text, anchor, 4)
-            for step in range(4):
-                row = where[step].index(offset + anchor)
-                torch.testing.assert_close(seen[step][row], expected[step], rtol=1e-5, atol=1e-5)
-                checked += 1
-        offset += len(text)
-    assert checked > 20
+    texts = [[*text, *range(3, 15)] for text in prompts(2, seed=12, longest=20)]
+    check_training_is_decoding(draft, target, texts, [2, 3], 4, monkeypatch)
 
 
 def test_a_packed_batch_is_the_sum_of_its_documents() -> None:
@@ -131,7 +82,7 @@ def test_the_loss_is_the_formula_in_a_plain_loop() -> None:
     total = weight = 0.0
     for anchor in range(start, len(text) - 1):
         count = min(steps, len(text) - 1 - anchor)
-        q = step_logits(draft, target, text, anchor, count).log_softmax(-1)
+        q = decoding_logits(draft, target, text, anchor, count).log_softmax(-1)
         for k in range(1, count + 1):
             kept = p[anchor + k - 1][IDS]
             total += 0.8 ** (k - 1) * -float((kept * q[k - 1]).sum())
@@ -207,7 +158,7 @@ def test_saved_and_loaded_drafts_propose_the_same(tmp_path: Path) -> None:
     assert torch.equal(loaded.target_ids, IDS)
     first, second = (Engine(target, d, k=4).generate([Request(prompt, 20)])[0] for d in (draft, loaded))
     assert [r.accepted for r in first.rounds] == [r.accepted for r in second.rounds]
-    a, b = (step_logits(d, target, [*prompt, *range(3, 12)], len(prompt), 4) for d in (draft, loaded))
+    a, b = (decoding_logits(d, target, [*prompt, *range(3, 12)], len(prompt), 4) for d in (draft, loaded))
     assert torch.equal(a, b)
 
 

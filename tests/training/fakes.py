@@ -64,6 +64,7 @@ class FakeDraft(TrainableDraft):
 
     config_class = FakeConfig
     default_loss: ClassVar[dict[str, float]] = {"ce": 1.0, "hidden": 0.5}
+    loss_parts = ("ce", "hidden")
 
     def __init__(self, config: FakeConfig) -> None:
         super().__init__(config)

@@ -111,7 +111,7 @@ def test_padding(as_dataset: bool) -> None:
 
 def test_draft_batch_carries_the_targets_features() -> None:
     target = fakes.FakeTarget()
-    row = {**fakes.rows(1)[0], "id": 0, "counted": True}
+    row = {**fakes.rows(1)[0], "id": 0, "counted": True, "seed": 7}
     batch = collate([row])
     batch.loss_mask[:] = 1
     batch.documents[0, -2:] = -1

@@ -166,7 +166,11 @@ def test_weights_decay_and_vectors_do_not() -> None:
 
 
 def test_loss_parts_are_chosen_by_name() -> None:
-    assert loss_coefficients(COEFFICIENTS, {}) == COEFFICIENTS
-    assert loss_coefficients(COEFFICIENTS, {"hidden": 2.0}) == {"ce": 1.0, "hidden": 2.0}
-    with pytest.raises(UserError, match=r"train\.loss\.hiden.*'ce', 'hidden'"):
-        loss_coefficients(COEFFICIENTS, {"hiden": 1.0})
+    draft = fresh_draft()
+    assert loss_coefficients(draft, {}) == COEFFICIENTS
+    assert loss_coefficients(draft, {"hidden": 2.0}) == {"ce": 1.0, "hidden": 2.0}
+    assert loss_coefficients(draft, {"hidden": 0.0}) == {"ce": 1.0}
+    with pytest.raises(UserError, match=r"train\.loss\.hiden.*ce, hidden"):
+        loss_coefficients(draft, {"hiden": 1.0})
+    with pytest.raises(UserError, match=r"weight 0"):
+        loss_coefficients(draft, {"ce": 0.0, "hidden": 0.0})
