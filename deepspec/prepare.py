@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from deepspec.artifacts import MANIFEST, write_json
-from deepspec.config.app import entry
+from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Dtype, TargetConfig
 from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
+from deepspec.data.audit import write_audit
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Sampling
 from deepspec.target import Target, load_target
@@ -36,6 +37,10 @@ def run(config: Config) -> Path:
         draft_vocab_size=getattr(config.draft, "vocab_size", None),
         generate=answerer(target, config),
     )
+    if config.audit:
+        print(
+            f"audit     {write_audit(folder, target.tokenizer, folder.parent / 'audit.html', command('prepare'))}"
+        )
     return folder
 
 

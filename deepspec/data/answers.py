@@ -92,6 +92,8 @@ def regenerate(
     total = sum(
         len(list(item.prompts())) * samples_of(store, n, samples) for n, item in store.conversations("anew")
     )
+    if total == 0:
+        return
     with tqdm(total=total, desc="answers", unit="row", smoothing=0) as bar:
         turn, busy = 0, True
         while busy:

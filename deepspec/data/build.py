@@ -2,6 +2,7 @@
 
 import platform
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +23,7 @@ from deepspec.data.hygiene import Hygiene
 from deepspec.data.prompts import iter_prompts, prompts_sha256
 from deepspec.data.selection import builtin_prompts, hold_out, to_regenerate
 from deepspec.data.shapes import check_columns
-from deepspec.data.store import Split, Store
+from deepspec.data.store import Split, Store, stored
 from deepspec.data.summary import counts, summary
 from deepspec.data.template import ChatTemplate, check_system
 from deepspec.data.vocab import check_vocab_size, choose_draft_vocab, count_supervised
@@ -109,9 +110,10 @@ def build(
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
     }
-    prompts = _documents(settings, reader, gathered.store, Batches(generate, work, recipe))
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    _write(folder, manifest, target, reader, gathered, prompts)
+    with stored(work):
+        prompts = _documents(settings, reader, gathered.store, Batches(generate, work, recipe))
+        _write(folder, manifest, target, reader, gathered, prompts)
     gathered.store.close()
     shutil.rmtree(work, ignore_errors=True)
     say(summary(manifest, folder))
@@ -219,6 +221,11 @@ def gather(settings: DataConfig, work: Path | None = None) -> Gathered:
     file in the folder `work` (None: in a temporary file).
     """
     check_settings(settings)
+    with stored(work or Path(tempfile.gettempdir())):
+        return _gather(settings, work)
+
+
+def _gather(settings: DataConfig, work: Path | None) -> Gathered:
     tally = Tally(strict=settings.on_error is OnError.strict)
     store = Store(work / "conversations.sqlite" if work else None)
     hygiene = Hygiene(settings, store, tally)

@@ -96,7 +96,7 @@ class ChatTemplate:
             raise BadRow(
                 "answer does not continue the prompt",
                 "the chat template renders this answer otherwise than its generation prompt begins it "
-                "(usual for thinking models; data.answers=regenerated does not need this)",
+                "(usual for thoughts and moved system prompts; data.answers=regenerated does not need this)",
             )
         if not whole.endswith(trailer) or len(whole) - len(trailer) < len(before):
             raise BadRow("end of the answer not found", "the chat template rewrites this answer")
