@@ -36,6 +36,7 @@ def run(config: Config) -> Path:
         facts,
         draft_vocab_size=getattr(config.draft, "vocab_size", None),
         generate=answerer(target, config),
+        retry_errors=config.retry_errors,
     )
     if config.audit:
         print(

@@ -3,7 +3,8 @@
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,14 +15,17 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
-from deepspec.config.schema import Answers, DataConfig, OnError
+from deepspec.config.schema import Answers, DataConfig, OnError, Regenerate
 from deepspec.data.answers import Batches, Generate, Regenerated, regenerate, regenerated, samples_of
 from deepspec.data.conversation import Conversation, Tally
 from deepspec.data.dataset import save_documents, save_draft_vocab, save_prompts, save_rows, write_jsonl
 from deepspec.data.documents import Reader
 from deepspec.data.hygiene import Hygiene
+from deepspec.data.ledger import Ledger
 from deepspec.data.prompts import iter_prompts, prompts_sha256
 from deepspec.data.selection import builtin_prompts, hold_out, to_regenerate
+from deepspec.data.served import NO_ANSWER, Server
+from deepspec.data.servers import Pool, Sampling
 from deepspec.data.shapes import check_columns
 from deepspec.data.store import Split, Store, stored
 from deepspec.data.summary import counts, summary
@@ -70,13 +74,15 @@ def build(
     *,
     draft_vocab_size: int | None,
     generate: Generate,
+    retry_errors: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Write the data artifact `folder`, unless it is there already, made of the same things; its manifest.
 
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
-    beside `folder` until the artifact is whole, so a stopped run loses at most one. `UserError` for settings,
-    files or rows that cannot be used, before anything is generated.
+    beside `folder` until the artifact is whole, so a stopped run loses at most one. retry_errors: ask servers
+    again for what failed in an earlier run, also where the artifact is whole without it. `UserError` for
+    settings, files or rows that cannot be used, before anything is generated.
     """
     template = ChatTemplate(
         target.tokenizer,
@@ -97,8 +103,10 @@ def build(
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder, MAKE)
-        if _made_of(manifest.get("inputs", {})) == name:
-            shutil.rmtree(work, ignore_errors=True)
+        again = retry_errors and manifest.get("counts", {}).get("failed", 0)
+        if _made_of(manifest.get("inputs", {})) == name and not again:
+            gathered.store.close()
+            _tidy(work, manifest)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
         say(f"{folder} was made of other settings, prompts or target: making it anew.")
@@ -111,13 +119,49 @@ def build(
         "batch_size": settings.batch_size,
     }
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    with stored(work):
-        prompts = _documents(settings, reader, gathered.store, Batches(generate, work, recipe))
-        _write(folder, manifest, target, reader, gathered, prompts)
+    with stored(work), _answerer(settings, work, recipe, generate, retry_errors) as answerer:
+        prompts = _documents(settings, reader, gathered.store, answerer)
+        _write(folder, manifest, target, reader, gathered, prompts, answerer)
     gathered.store.close()
-    shutil.rmtree(work, ignore_errors=True)
+    _tidy(work, manifest)
     say(summary(manifest, folder))
     return manifest
+
+
+def _tidy(work: Path, manifest: Mapping[str, Any]) -> None:
+    """Remove what is done with; the servers' answers stay as long as some are missing."""
+    if manifest.get("counts", {}).get("failed", 0):
+        (work / "conversations.sqlite").unlink(missing_ok=True)
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _answerer(
+    settings: DataConfig, work: Path, recipe: dict[str, Any], generate: Generate, retry_errors: bool
+) -> Iterator[Batches | Server]:
+    """What answers: the engine in batches, or servers."""
+    if settings.regenerate is Regenerate.engine or settings.answers is Answers.given:
+        yield Batches(generate, work, recipe)
+        return
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.server_args)
+    pool = Pool(
+        settings.servers,
+        sampling,
+        model=settings.server_model,
+        concurrency=settings.concurrency,
+        timeout=settings.timeout,
+        retries=settings.retries,
+    )
+    ledger = Ledger(work / "answers.sqlite")
+    try:
+        if retry_errors:
+            ledger.forget_failures()
+        asked = {"model": pool.model, "seed": settings.seed, **sampling.body(0)}
+        yield Server(pool, ledger, asked, settings.seed)
+    finally:
+        pool.close()
+        ledger.close()
 
 
 def _made_of(inputs: Mapping[str, Any]) -> str:
@@ -145,6 +189,7 @@ def _write(
     reader: Reader,
     gathered: Gathered,
     prompts: list[dict[str, Any]],
+    answerer: Batches | Server,
 ) -> None:
     """Choose the draft vocabulary, pack, save; `manifest` gets the counts."""
     documents, tally = gathered.store.documents(), reader.tally
@@ -171,10 +216,17 @@ def _write(
             write_jsonl(new / "rejects.jsonl", tally.rejects)
         if gathered.overlaps:
             write_jsonl(new / "overlaps.jsonl", gathered.overlaps)
+        if isinstance(answerer, Server):
+            records = (
+                {key: value for key, value in item.items() if key != "message"}
+                for _, item in answerer.ledger.answers()
+            )
+            write_jsonl(new / "server_answers.jsonl", records)
         manifest["template"] = own
         manifest["counts"] = {
             **counts(gathered.store, rows, reader.max_length, len(prompts)),
             "read": gathered.read,
+            "failed": sum(count for reason, count in tally.counts.items() if reason.endswith(NO_ANSWER)),
             "shapes": dict(sorted(tally.shapes.items())),
             "left_out": dict(sorted(tally.counts.items())),
             "noted": {key: count for key, count in sorted((reader.numbers + tally.notes).items()) if count},
@@ -199,6 +251,8 @@ def check_settings(settings: DataConfig) -> None:
     if settings.prompts is None and settings.builtin_prompts == 0:
         raise UserError("There are no prompts: set data.prompts to a file, or data.builtin_prompts above 0.")
     check_columns(settings.columns)
+    if settings.regenerate is Regenerate.servers and not settings.servers:
+        raise UserError("data.regenerate=servers needs data.servers: at least one base URL.")
     if settings.samples > 1 and settings.temperature == 0:
         raise UserError(
             "data.samples above 1 needs data.temperature above 0: greedy answers are all the same."
@@ -256,7 +310,9 @@ def _keep(conversations: Iterable[Conversation], hygiene: Hygiene) -> None:
             hygiene.add(conversation)
 
 
-def _documents(settings: DataConfig, reader: Reader, store: Store, batches: Batches) -> list[dict[str, Any]]:
+def _documents(
+    settings: DataConfig, reader: Reader, store: Store, answerer: Batches | Server
+) -> list[dict[str, Any]]:
     """Split, answer, render: documents of both sides into the store; returns the held-out prompts."""
     tally = reader.tally
     reader.usable(store, settings.system, settings.answers is Answers.regenerated, settings.seed)
@@ -274,16 +330,19 @@ def _documents(settings: DataConfig, reader: Reader, store: Store, batches: Batc
             store.add_documents(n, reader.given(conversation))
         else:
             tally.drop_conversation(conversation, "no given answer, and not regenerated")
-    regenerate(
-        store,
-        reader.template,
-        batches,
-        batch_size=settings.batch_size,
-        longest_prompt=reader.longest_prompt,
-        seed=settings.seed,
-        samples=settings.samples,
-        tally=tally,
-    )
+    if isinstance(answerer, Server):
+        answerer.regenerate(store, reader.template, samples=settings.samples, tally=tally)
+    else:
+        regenerate(
+            store,
+            reader.template,
+            answerer,
+            batch_size=settings.batch_size,
+            longest_prompt=reader.longest_prompt,
+            seed=settings.seed,
+            samples=settings.samples,
+            tally=tally,
+        )
     prompts = []
     for n, conversation in store.conversations("anew", "id"):
         side = store.one("SELECT side FROM conversation WHERE n = ?", (n,))
