@@ -14,7 +14,7 @@ from torch import Tensor
 from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
 from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Precision, Tracker
-from deepspec.data.build import deciding
+from deepspec.data import deciding
 from deepspec.data.dataset import load_draft_vocab, load_rows
 from deepspec.data.prompts import prompts_sha256
 from deepspec.drafts.contract import TrainableDraft

@@ -79,6 +79,25 @@ class Server:
             self._take(future.result(), store, template, tally)
         bar.update(len(done))
 
+    def chat(self, texts: list[str], seeds: list[int]) -> list[str | None]:
+        """Answers to single questions, in their order; None where one failed or was cut."""
+
+        def one(text: str, seed: int) -> str | None:
+            name = fingerprint([self.recipe, "chat", text, seed])
+            answer = self.ledger.answer(name)
+            if answer is None:
+                try:
+                    reply = self.pool.ask([{"role": "user", "content": text}], (), seed)
+                except Failure:
+                    return None
+                answer = {"message": reply.message, "finish_reason": reply.finish_reason}
+                answer |= {"usage": reply.usage, "model": reply.model}
+                self.ledger.keep_answer(name, answer)
+            return str(answer["message"]["content"]) if answer["finish_reason"] == FINISHED[0] else None
+
+        with ThreadPoolExecutor(self.pool.workers) as threads:
+            return list(threads.map(one, texts, seeds))
+
     def _jobs(self, store: Store, samples: int) -> Iterator[_Job]:
         for n, conversation in store.conversations("anew", "key"):
             for sample in range(samples_of(store, n, samples)):
