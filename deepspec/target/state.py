@@ -4,6 +4,7 @@ Target and drafts use the same class. Buffers are preallocated, so memory does n
 rounds: forgetting is a smaller length, keeping a path through a tree is a gather into the same storage.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,15 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, state: "State") -> None:
         super().__init__()
-        self.state = state
+        # Weak: a cycle would keep buffers of hundreds of MB alive until the garbage collector comes round.
+        self._state = weakref.ref(state)
+
+    @property
+    def state(self) -> "State":
+        state = self._state()
+        if state is None:
+            raise RuntimeError("The state of these buffers is gone.")
+        return state
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys = self._buffer(key_states)

@@ -1,5 +1,8 @@
 """The target against the model's own plain forward, family by family."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -110,3 +113,20 @@ def test_rows_leave_and_buffers_grow() -> None:
 def test_a_layer_that_does_not_exist_is_named() -> None:
     with pytest.raises(UserError, match="Layer 4 does not exist"):
         tiny_target("llama").check_layers([1, 4])
+
+
+def test_a_states_buffers_are_freed_with_it() -> None:
+    """Without the garbage collector: a batch's buffers are large, and it comes round rarely."""
+    target = tiny_target("llama")
+    gc.collect()
+    gc.disable()
+    try:
+        state = target.new_state(1, 16)
+        target.forward(torch.tensor([[1, 2, 3]]), state, chain([0], 3, target.device))
+        state.keep([3])
+        buffer = weakref.ref(state.buffers[0].keys)
+        assert buffer() is not None
+        del state
+        assert buffer() is None
+    finally:
+        gc.enable()
