@@ -14,7 +14,7 @@ Decoding as EAGLE-2 (2024b) is `tree.py`'s.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class EagleConfig(RecursiveConfig):
 
 class EagleDraft(RecursiveDraft):
     config_class = EagleConfig
-    own_loss = {"smooth_l1": 1.0, "soft_ce": 0.1}
+    own_loss: ClassVar[dict[str, float]] = {"smooth_l1": 1.0, "soft_ce": 0.1}
     own_parts = ("smooth_l1",)
 
     def __init__(self, config: EagleConfig) -> None:

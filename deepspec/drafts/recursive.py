@@ -16,7 +16,7 @@ of committed rows, then those of the tokens drafted since.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ class RecursiveDraft(TrainableDraft):
     confidence_head: ConfidenceHead | None
     target_ids: Tensor | None
 
-    def __init__(self, config: Any, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(self, config: Any, layers: Sequence[DecoderLayer] = ()) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(layers)
         self.rotary = Rotary(config)
@@ -143,8 +143,8 @@ class RecursiveDraft(TrainableDraft):
 
     # ------------------------------------------------------------------ what a family says
 
-    own_loss: dict[str, float] = {"soft_ce": 1.0}
-    own_parts: tuple[str, ...] = ()
+    own_loss: ClassVar[dict[str, float]] = {"soft_ce": 1.0}
+    own_parts: ClassVar[tuple[str, ...]] = ()
 
     def fuse(self, target: TargetModel, features: Tensor) -> Tensor:
         """[B, T, F] captured layers side by side → g [B, T, H]."""
@@ -195,7 +195,7 @@ class RecursiveDraft(TrainableDraft):
         valid = shift(by_anchor, 1)  # row i drafts from anchor i + 1
         rows = SupervisedRows(valid[..., 0])
         hidden = self.training_inputs(batch)
-        mask = document_mask(batch.documents, batch.positions, _working_dtype(hidden))
+        mask = document_mask(batch.documents, batch.positions, working_dtype(hidden))
         embeddings = self._embed(target, shift(batch.tokens, 1))
         seen: list[list[KeysValues]] = [[] for _ in self.layers]
         hidden = self._unroll(embeddings, hidden, batch.positions, mask, seen, rows)
@@ -338,6 +338,6 @@ class RecursiveDraft(TrainableDraft):
         return stream
 
 
-def _working_dtype(like: Tensor) -> torch.dtype:
+def working_dtype(like: Tensor) -> torch.dtype:
     device = like.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype

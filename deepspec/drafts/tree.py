@@ -29,11 +29,20 @@ class Seen:
 RunNodes = Callable[[Tensor, Tensor, Layout], Seen]
 
 
-def grow(control: Control, root: Seen, run: RunNodes, lengths: list[int], vocab: Tensor | None) -> Proposal:
+def grow(
+    control: Control,
+    root: Seen,
+    run: RunNodes,
+    lengths: list[int],
+    vocab: Tensor | None,
+    deepest: int | None = None,
+) -> Proposal:
     """The tree that `control.tree` asks for. root: behind the pending token (W = 1). lengths: rows in the draft's
-    state, a Python int a row. vocab: [Vd] target id of each draft id, None = the target's own."""
+    state, a Python int a row. vocab: [Vd] target id of each draft id, None = the target's own. deepest: a dynamic
+    tree grows no deeper, None = as deep as it likes."""
     if isinstance(control.tree, DynamicTree):
-        return _grow_dynamic(control.tree, control.max_tokens, root, run, lengths, vocab)
+        limit = control.max_tokens if deepest is None else min(deepest, control.max_tokens)
+        return _grow_dynamic(control.tree, limit, root, run, lengths, vocab)
     if isinstance(control.tree, StaticTree):
         return _grow_static(control.tree, control, root, run, lengths, vocab)
     raise TypeError(f"control.tree is {control.tree!r}: a StaticTree or a DynamicTree can be grown.")
@@ -113,13 +122,13 @@ class _Candidates:
             if self.confidence is None or other.confidence is None
             else torch.cat([self.confidence, other.confidence], 1)
         )
-        pairs = (
-            (self.tokens, other.tokens),
-            (self.score, other.score),
-            (self.parent, other.parent),
-            (self.slot, other.slot),
+        return _Candidates(
+            tokens=torch.cat([self.tokens, other.tokens], 1),
+            score=torch.cat([self.score, other.score], 1),
+            parent=torch.cat([self.parent, other.parent], 1),
+            slot=torch.cat([self.slot, other.slot], 1),
+            confidence=confidence,
         )
-        return _Candidates(*(torch.cat(pair, 1) for pair in pairs), confidence)
 
 
 def _children(
@@ -159,8 +168,8 @@ def _best(score: Tensor, count: int) -> Tensor:
 def _grow_static(
     tree: StaticTree, control: Control, root: Seen, run: RunNodes, lengths: list[int], vocab: Tensor | None
 ) -> Proposal:
-    """Nodes deeper than `control.max_tokens` are left out, the others keep their order."""
-    above = _cut(tree.parents, control.max_tokens)
+    """The tree as it is: its shape was fixed before any draw, and its numbers are those the control knows."""
+    above = list(tree.parents)
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(above):
         children.setdefault(parent, []).append(node)
@@ -196,15 +205,3 @@ def _grow_static(
         vocab=vocab,
         confidence=confidence,
     )
-
-
-def _cut(parents: tuple[int, ...], deepest: int) -> list[int]:
-    """The parents of the nodes no deeper than `deepest` (a child of the pending token is 1 deep), renumbered."""
-    number, depth = {-1: -1}, {-1: 0}
-    above: list[int] = []
-    for node, parent in enumerate(parents):
-        depth[node] = depth[parent] + 1
-        if depth[node] <= deepest:
-            number[node] = len(above)
-            above.append(number[parent])
-    return above
