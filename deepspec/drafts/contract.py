@@ -30,8 +30,8 @@ class TargetModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Last hidden before the final norm, [n, H] → the model's logits [n, V], soft-caps and scales included."""
 
-    def head(self, normed: Tensor) -> Tensor:
-        """The same from an already normed hidden, [n, H] → [n, V]."""
+    def head(self, normed: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The same from an already normed hidden, [n, H] → [n, V]; with rows [Vd], of those tokens only."""
 
 
 @dataclass

@@ -8,10 +8,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from deepspec.drafts.contract import TrainableDraft
+from deepspec.drafts.eagle import EagleDraft, EagleOptions
 from deepspec.drafts.eagle3 import Eagle3Draft, Eagle3Options
+from deepspec.drafts.mtp import MtpDraft, MtpOptions
 from deepspec.errors import UserError
 
-DRAFTS: dict[str, tuple[type[Any], type[Any]]] = {"eagle3": (Eagle3Options, Eagle3Draft)}
+DRAFTS: dict[str, tuple[type[Any], type[Any]]] = {
+    "eagle": (EagleOptions, EagleDraft),
+    "eagle3": (Eagle3Options, Eagle3Draft),
+    "mtp": (MtpOptions, MtpDraft),
+}
 
 
 def option_classes() -> dict[str, type[Any]]:

@@ -68,6 +68,7 @@ class Target:
         self._final_norm, self._embedding_scale = _learn_edges(self)
         self._identity = identity or {}
         self._abilities: dict[str, str] | None = None
+        self._gathered: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def identity(self) -> dict[str, Any]:
         """What decides this target's behaviour, for manifests and fingerprints (see `load_target`)."""
@@ -148,7 +149,9 @@ class Target:
                 position_ids=positions,
                 use_cache=False,
             )
-        return Captured(torch.cat([captured[layer] for layer in layers], -1), captured[last])
+        hidden = captured[last]
+        features = torch.cat([captured[layer] for layer in layers], -1) if layers else hidden[..., :0]
+        return Captured(features, hidden)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[...] int64 → [..., H]: what enters the first decoder layer, the family's embedding scale included."""
@@ -165,16 +168,34 @@ class Target:
         """Last hidden *before* the final norm, [n, H] → logits [n, V]."""
         return self.head(self.norm(hidden))
 
-    def head(self, normed: Tensor) -> Tensor:
+    def head(self, normed: Tensor, rows: Tensor | None = None) -> Tensor:
         """Normed last hidden [n, H] → logits [n, V], by the model's own `ForCausalLM.forward` with the decoder
-        replaced by `normed`: soft-caps and scales sit inline there in many families."""
+        replaced by `normed`: soft-caps and scales sit inline there in many families.
+
+        rows: [Vd] token ids; only their logits are computed, [n, Vd].
+        """
+        normed = normed.to(self.dtype)[None]
         # The widest of the families' outputs, so that whatever a family reads from it is there.
-        output = MoeModelOutputWithPast(last_hidden_state=cast(FloatTensor, normed[None]))
+        output = MoeModelOutputWithPast(last_hidden_state=cast(FloatTensor, normed))
+        linear = self.model.get_output_embeddings()
         self.decoder.forward = lambda *_, **__: output
+        if rows is not None:
+            weight, bias = self._head_rows(linear, rows)
+            linear.forward = lambda hidden: nn.functional.linear(hidden, weight, bias)
         try:
-            return self.model(inputs_embeds=normed[None], use_cache=False).logits[0]
+            return self.model(inputs_embeds=normed, use_cache=False).logits[0]
         finally:
             del self.decoder.forward
+            if rows is not None:
+                del linear.forward
+
+    def _head_rows(self, linear: Any, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The head's weight and bias at `rows`, gathered once: a draft asks for the same ones all the time."""
+        if self._gathered is None or self._gathered[0] is not rows:
+            bias = getattr(linear, "bias", None)
+            with torch.inference_mode(False), torch.no_grad():  # decoding may gather what training then uses
+                self._gathered = (rows, linear.weight[rows], None if bias is None else bias[rows])
+        return self._gathered[1], self._gathered[2]
 
     def _masks(self, build: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
         """The family's mask form: one tensor, or one per attention type where the types differ."""

@@ -112,10 +112,10 @@ class State(Cache):
             self.capacity = self.width + SLACK
         count = layout.positions.shape[1]
         if len(set(layout.lengths)) == 1:
-            self.start, self.slots = layout.lengths[0], None
+            self.start, self.slots = layout.lengths[0] + layout.written, None
         else:
             device = layout.positions.device
-            starts = torch.tensor(layout.lengths, device=device)
+            starts = torch.tensor(layout.lengths, device=device) + layout.written
             self.start, self.slots = None, starts[:, None] + torch.arange(count, device=device)
 
     def keep(self, counts: Sequence[int], path: Tensor | None = None) -> None:

@@ -179,7 +179,7 @@ def test_a_warm_start_is_the_targets_last_layer(family: str) -> None:
         mask = document_mask(torch.zeros(1, 5), positions, torch.float64)
         rotary = draft.rotary(x, positions)
         layer = draft.layers[0]
-        inputs = layer.normed(torch.randn_like(x), x)
+        inputs = layer.read(x, torch.randn_like(x))
         mixed = unrolled_attention(
             layer.self_attn.queries(inputs, rotary), layer.self_attn.keys_values(inputs, rotary), [], mask
         )
