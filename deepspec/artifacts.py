@@ -22,6 +22,7 @@ MANIFEST = "manifest.json"
 LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
+SUMS = "sha256"  # the manifest's key for {file: sha256 of its bytes}
 
 
 def fingerprint(content: Any) -> str:
@@ -67,7 +68,7 @@ def new_artifact(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
     """Yield a temporary folder beside `folder`; on success it gets `manifest.json` and takes the name.
 
     A kill at any moment leaves the old artifact, the new one or (between two renames) none: never a half
-    one. `manifest` may be filled while the folder is written; `versions` is added.
+    one. `manifest` may be filled while the folder is written; `versions` and the files' sums are added.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
@@ -76,7 +77,7 @@ def new_artifact(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
-        write_json(partial / MANIFEST, {**manifest, "versions": versions()})
+        write_json(partial / MANIFEST, {**manifest, "versions": versions(), SUMS: sums(partial)})
         replace_folder(partial, folder)
     except OSError as error:
         raise UserError(
@@ -107,6 +108,41 @@ def replace_folder(new: Path, folder: Path) -> None:
             os.replace(old, folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def sums(folder: Path) -> dict[str, str]:
+    """File below `folder` (but its own manifest) → sha256 of its bytes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / MANIFEST:
+            found[path.relative_to(folder).as_posix()] = _sha256(path)
+    return found
+
+
+def damage(folder: Path, manifest: Mapping[str, Any], only: str | None = None) -> str | None:
+    """The first file of an artifact that is missing or has other bytes than were written, in words; else None.
+
+    only: look at this file alone. An artifact of an earlier version, without sums, has nothing to compare.
+    """
+    written = manifest.get(SUMS) or {}
+    for name in [only] if only else written:
+        path = folder / name
+        if name in written and not path.is_file():
+            return f"{path} is missing"
+        if name in written and _sha256(path) != written[name]:
+            return f"{path} is damaged: its bytes are not those that were written (sha256)"
+    return None
+
+
+def check_whole(folder: Path, manifest: Mapping[str, Any], made_by: str, only: str | None = None) -> None:
+    """`UserError` naming the first file that is not as it was written (`damage`), and what to do about it."""
+    if wrong := damage(folder, manifest, only):
+        raise UserError(f"{wrong}. Remove {folder} and make it again: {made_by}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

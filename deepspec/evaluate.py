@@ -1,13 +1,12 @@
 """`python -m deepspec.evaluate +recipe=X`: how much faster is decoding with the draft, for certain?"""
 
-from dataclasses import asdict, dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 
-from deepspec.artifacts import fingerprint, read_manifest
+from deepspec.artifacts import check_whole, fingerprint, plain, read_manifest
 from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Dtype, OnError
 from deepspec.data.conversation import BadRow, Conversation, Tally
@@ -90,9 +89,9 @@ def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
     """All that decides what is measured (not the machine, whose state no fingerprint knows)."""
     return {
         "draft": {key: manifest.get(key) for key in ("fingerprint", "target", "recipe")},
-        "target": _plain(asdict(config.target)),
-        "decode": _plain(asdict(config.decode)),
-        "evaluate": _plain(asdict(config.evaluate)),
+        "target": plain(config.target),
+        "decode": plain(config.decode),
+        "evaluate": plain(config.evaluate),
         "prompts": prompts_sha256(_prompts_file(config)),
         "system": config.data.system,
     }
@@ -121,18 +120,20 @@ def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
 def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
     """UserError where the draft, the settings and (if their prompts are used) the data are not of one make."""
     what, again = f"The draft in {out / 'draft'}", command("train")
-    given = {"draft": _plain(asdict(config.draft)), "train": _plain(asdict(config.train))}
+    given = {"draft": plain(config.draft), "train": plain(config.train)}
     check_recipe(manifest.get("recipe") or {}, given, what, again)
     if config.evaluate.prompts is None:
         data = read_manifest(out / "data", command("prepare"))
         check_data(manifest.get("data"), data.get("fingerprint"), what, out / "data", again)
+        check_whole(out / "data", data, command("prepare"), only=HELD_OUT_PROMPTS)
+    check_whole(out / "draft", manifest, again)
 
 
 def _settings(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
     """The configuration, with the draft's and the training's settings as the draft's manifest has them."""
     recipe = manifest.get("recipe") or {}
     made = {node: recipe[node] for node in ("draft", "train") if node in recipe}
-    return _plain(asdict(config)) | made
+    return plain(config) | made
 
 
 def _prompts_file(config: Config) -> Path:
@@ -200,17 +201,6 @@ def _history(path: Path) -> list[dict[str, Any]]:
     rows = read_history(path)
     every = max(1, -(-len(rows) // HISTORY_ROWS))
     return [row for i, row in enumerate(rows) if i % every == 0 or i == len(rows) - 1 or "tau" in row]
-
-
-def _plain(value: Any) -> Any:
-    """The configuration as JSON has it."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 main = entry("evaluate", run)

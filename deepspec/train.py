@@ -11,7 +11,15 @@ from accelerate import Accelerator, PartialState
 from safetensors import SafetensorError
 from torch import Tensor
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
+from deepspec.artifacts import (
+    MANIFEST,
+    check_whole,
+    fingerprint,
+    new_artifact,
+    plain,
+    read_manifest,
+    without_name,
+)
 from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Precision, Tracker
 from deepspec.data.dataset import load_draft_vocab, load_rows
@@ -45,6 +53,8 @@ def run(config: Config) -> Path:
 def _run(config: Config, processes: PartialState) -> Path:
     out, command_again = Path(config.out), command("train")
     data = _data(config, out / "data", processes)
+    if processes.is_main_process:
+        check_whole(out / "data", data, command("prepare"))
     target = _target(config, data, processes)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
     warnings = check_fit(data["inputs"]["target"], target.identity(), allow, what)
@@ -52,6 +62,8 @@ def _run(config: Config, processes: PartialState) -> Path:
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator)
     if config.train.resume == "auto" and _made_of(out / "draft", recipe):
+        if accelerator.is_main_process:
+            check_whole(out / "draft", read_manifest(out / "draft", command_again), command_again)
         say(f"{out / 'draft'} is complete already.")
         return out / "draft"
     for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *warnings]:

@@ -1,11 +1,13 @@
-"""Artifact folders stay whole when a rename fails."""
+"""Artifact folders: whole or not there, and every later change of a byte is noticed."""
 
+import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from deepspec.artifacts import MANIFEST, new_artifact
+from deepspec.artifacts import MANIFEST, check_whole, damage, new_artifact, read_manifest
 from deepspec.errors import UserError
 
 
@@ -26,3 +28,40 @@ def test_a_failed_rename_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
         (new / "rows").write_text("new rows")
     assert (folder / "rows").read_text() == "old rows" and (folder / MANIFEST).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    with new_artifact(folder, {}) as new:
+        (new / "rows").write_bytes(b"rows")
+        (new / "deep").mkdir()
+        (new / "deep" / "more").write_bytes(b"\0" * 5000)
+    return folder
+
+
+def test_the_manifest_has_the_sum_of_every_file(artifact: Path) -> None:
+    manifest = json.loads((artifact / MANIFEST).read_text())
+    expected = {"rows": b"rows", "deep/more": b"\0" * 5000}
+    assert manifest["sha256"] == {name: hashlib.sha256(text).hexdigest() for name, text in expected.items()}
+    assert damage(artifact, manifest) is None
+
+
+def test_one_flipped_bit_and_a_lost_file_are_named_with_the_remedy(artifact: Path) -> None:
+    manifest = read_manifest(artifact, "make it")
+    path = artifact / "deep" / "more"
+    path.write_bytes(b"\0" * 4999 + b"\1")
+    with pytest.raises(UserError, match=rf"{path} is damaged.*Remove {artifact} .*: make it"):
+        check_whole(artifact, manifest, "make it")
+    check_whole(artifact, manifest, "make it", only="rows")
+    path.unlink()
+    with pytest.raises(UserError, match=rf"{path} is missing.*make it"):
+        check_whole(artifact, manifest, "make it")
+
+
+def test_an_artifact_of_before_the_sums_is_read(artifact: Path) -> None:
+    manifest = read_manifest(artifact, "make it")
+    del manifest["sha256"]
+    (artifact / "rows").unlink()
+    check_whole(artifact, manifest, "make it")
+    check_whole(artifact, manifest, "make it", only="rows")

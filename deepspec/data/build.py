@@ -9,7 +9,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
+from deepspec.artifacts import (
+    MANIFEST,
+    check_whole,
+    fingerprint,
+    new_artifact,
+    plain,
+    read_manifest,
+    without_name,
+)
 from deepspec.config.schema import Answers, DataConfig, OnError
 from deepspec.data.answers import Batches, Generate, Regenerated, regenerate
 from deepspec.data.conversation import Conversation, Tally
@@ -87,6 +95,7 @@ def build(
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder, MAKE)
         if _made_of(manifest.get("inputs", {})) == name:
+            check_whole(folder, manifest, MAKE)
             shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest

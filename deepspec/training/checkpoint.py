@@ -23,7 +23,7 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from deepspec.artifacts import MANIFEST, new_artifact, read_manifest
+from deepspec.artifacts import damage, new_artifact, read_manifest
 from deepspec.errors import UserError
 
 DRAFT, WEIGHTS, STATE = "draft", "model.safetensors", "state.pt"
@@ -65,7 +65,7 @@ class Checkpoints:
         """Write `step-N` (process 0) and remove what is older than the `keep_last` newest."""
         random = gather_object([_random_state()])
         if self.accelerator.is_main_process:
-            manifest: dict[str, Any] = {"counters": asdict(counters), "recipe": self.recipe}
+            manifest = {"counters": asdict(counters), "recipe": self.recipe}
             with new_artifact(self.folder / f"step-{counters.step}", manifest) as folder:
                 save_draft(draft, folder / DRAFT)
                 scaler = self.accelerator.scaler
@@ -75,7 +75,6 @@ class Checkpoints:
                     "random": random,
                 }
                 torch.save(state, folder / STATE)
-                manifest["bytes"] = _sizes(folder)
             for old in self.all()[max(1, self.keep_last) :]:
                 shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
@@ -95,9 +94,13 @@ class Checkpoints:
             try:
                 _load(path, draft, optimiser, self.accelerator)
             except (OSError, RuntimeError, ValueError, UnpicklingError, SafetensorError) as error:
+                # torch's own words on a file it will not unpickle advise to unpickle it all the same
+                why = (
+                    f"{STATE} is not a training's state" if isinstance(error, UnpicklingError) else str(error)
+                )
                 raise UserError(
-                    f"{path} is damaged ({error}). Remove that folder and run again: training goes on from "
-                    "the one before it."
+                    f"{path} is damaged ({' '.join(why.split())[:200]}). Remove that folder and run again: "
+                    "training goes on from the one before it."
                 ) from error
             counters = Counters(**manifest["counters"])
             self.say(f"Resuming from {path} (step {counters.step}).")
@@ -125,13 +128,14 @@ class Checkpoints:
         return broadcast_object_list(answer)[0] if self.accelerator.num_processes > 1 else answer[0]
 
     def _sound(self, path: Path) -> dict[str, Any] | None:
+        wrong: str | None = "its manifest is missing or damaged"
         try:
             manifest = read_manifest(path, "train")
         except UserError:
             manifest = {}
-        if manifest.get("bytes") == _sizes(path) and {"recipe", "counters"} <= manifest.keys():
+        if {"recipe", "counters"} <= manifest.keys() and not (wrong := damage(path, manifest)):
             return manifest
-        self.say(f"{path} is not whole; trying the one before it.")
+        self.say(f"{path} is not whole ({wrong}); trying the one before it.")
         return None
 
 
@@ -186,11 +190,6 @@ def _set_random_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(files)}
 
 
 def _flat(content: Any, key: str = "") -> dict[str, Any]:

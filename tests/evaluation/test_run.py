@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from deepspec import evaluate as stage
+from deepspec.artifacts import sums
 from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Result, Sampling
@@ -357,3 +358,22 @@ def test_a_users_own_prompts(
     file.write_text('{"prompt": "Why?"}\nnot JSON\n', encoding="utf-8")
     with pytest.raises(UserError, match="line 2"):
         stage.run(config)
+
+
+def test_a_changed_byte_of_the_draft_or_of_the_held_out_prompts_is_noticed(
+    config: Config, trained: Path
+) -> None:
+    for folder, file, stage_name in (
+        ("data", "held_out_prompts.jsonl", "prepare"),
+        ("draft", "config.json", "train"),
+    ):
+        path = trained / folder / file
+        whole, manifest = path.read_bytes(), trained / folder / "manifest.json"
+        written = {**json.loads(manifest.read_text()), "sha256": sums(path.parent)}
+        manifest.write_text(json.dumps(written), encoding="utf-8")
+        path.write_bytes(whole.replace(b"1", b"3"))
+        with pytest.raises(
+            UserError, match=rf"{path} is damaged.*Remove {path.parent} .*deepspec\.{stage_name}"
+        ):
+            stage.run(config)
+        path.write_bytes(whole)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from deepspec import train as stage
-from deepspec.artifacts import fingerprint, new_artifact, plain, write_json
+from deepspec.artifacts import fingerprint, new_artifact, plain
 from deepspec.config.schema import Config, DataConfig, Dtype, TargetConfig, TrainConfig
 from deepspec.data.conversation import Conversation
 from deepspec.data.dataset import Document, save_draft_vocab, save_rows
@@ -216,18 +216,39 @@ def test_a_lost_or_damaged_draft_vocabulary_is_not_the_whole(config: Config) -> 
     folder = Path(config.out) / "data"
     path = folder / "draft_vocab.safetensors"
     path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(UserError, match=rf"{path} is damaged.*Remove {folder}"):
+        stage.run(config)
+    edit_manifest(config, lambda manifest: manifest.pop("sha256"))  # an artifact of before the sums
     with pytest.raises(UserError, match="draft vocabulary is damaged"):
         stage.run(config)
     path.unlink()
-    manifest = json.loads((folder / "manifest.json").read_text())
-    write_json(folder / "manifest.json", {**manifest, "draft_vocab": {"full": False}})
+    edit_manifest(config, lambda manifest: manifest.update(draft_vocab={"full": False}))
     with pytest.raises(UserError, match="lost its draft vocabulary"):
+        stage.run(config)
+
+
+def test_a_flipped_byte_of_data_or_draft_is_noticed(config: Config) -> None:
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    draft = stage.run(config) / "model.safetensors"
+    flip(draft)
+    with pytest.raises(UserError, match=rf"{draft} is damaged.*Remove {draft.parent} .*deepspec\.train"):
+        stage.run(config)
+    flip(draft)
+    stage.run(config)
+    (rows,) = (Path(config.out) / "data" / "train").glob("*.arrow")
+    flip(rows)
+    with pytest.raises(UserError, match=rf"{rows} is damaged.*deepspec\.prepare"):
         stage.run(config)
 
 
 def test_an_artifact_without_a_draft_vocabulary_means_the_whole(config: Config) -> None:
     data = Path(config.out) / "data"
     (data / "draft_vocab.safetensors").unlink()
+    edit_manifest(config, lambda manifest: manifest["sha256"].pop("draft_vocab.safetensors"))
     edit_manifest(config, lambda manifest: manifest["inputs"].update(draft_vocab_size=None))
     folder = stage.run(change(config, draft={"vocab_size": None}))
     assert load_draft(folder).target_ids is None
