@@ -50,7 +50,10 @@ def run(config: Config) -> Path:
     made_for = manifest.get("target") or {}
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
     allow = config.target.allow_other_target
-    warnings = check_fit(made_for, target.identity(), allow, f"The draft in {out / 'draft'}")
+    warnings = [
+        *(f"When the draft was trained: {one}" for one in manifest.get("warnings") or []),
+        *check_fit(made_for, target.identity(), allow, f"The draft in {out / 'draft'}"),
+    ]
     module: nn.Module = draft
     module.to(target.device, target.dtype)
     prompts, excluded = _prompts(source, config, target)
@@ -73,7 +76,7 @@ def run(config: Config) -> Path:
 
 
 def _finish(result: EvaluationResult, path: Path) -> Path:
-    """Write the report, print the three lines, and stop with an error if decoding was not lossless."""
+    """Write the report, print warnings and the three lines, and stop if decoding was not lossless."""
     report = write_report(result, path.with_name("report.html"))
     print("\n".join([*summary_lines(result), f"report    {report}"]), flush=True)
     unproven = result.summary.equality.unproven

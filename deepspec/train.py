@@ -77,8 +77,12 @@ def _run(config: Config, processes: PartialState) -> Path:
         settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, temperature)
         counters = train(draft, rows, held_out, settings)
     if accelerator.is_main_process:
+        skipped = _skipped(counters)
+        warnings += skipped
         _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=warnings)
         say(f"{out / 'draft'} is trained: {_result(counters)}.")
+        for line in skipped:
+            say(f"warning: {line}")
     accelerator.wait_for_everyone()
     return out / "draft"
 
@@ -191,9 +195,18 @@ def _result(counters: Counters) -> str:
     parts = [f"{counters.step} steps", f"{counters.tokens} tokens", f"{counters.seconds:.0f} s of training"]
     if counters.evaluation and counters.evaluation["tau"] is not None:
         parts.append(f"offline τ {counters.evaluation['tau']:.2f} at K = {counters.evaluation['k']}")
-    if counters.skipped:
-        parts.append(f"{counters.skipped} steps skipped (loss not finite)")
     return ", ".join(parts)
+
+
+def _skipped(counters: Counters) -> list[str]:
+    """A warning for the draft's manifest, and so for every result of it, where steps were not taken."""
+    if not counters.skipped:
+        return []
+    return [
+        f"{counters.skipped} of {counters.step} training steps were skipped, as their loss or gradient was not "
+        "finite: the draft has learnt from the others only. A lower train.learning_rate or train.precision=no "
+        "avoids it."
+    ]
 
 
 main = entry("train", run)

@@ -190,6 +190,19 @@ def test_settings_of_training_that_decide_nothing_may_differ(config: Config, tra
     assert settings["draft"]["layers"] == 1
 
 
+def test_warnings_of_the_training_reach_result_and_report(
+    config: Config, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trained / "draft" / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**manifest, "warnings": ["3 of 4 steps skipped"]}), encoding="utf-8")
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    report = stage.run(config)
+    (warning,) = load_result(trained / "evaluation" / "result.json").warnings
+    assert "3 of 4 steps skipped" in warning
+    assert warning in report.read_text(encoding="utf-8") and warning in capsys.readouterr().out
+
+
 def test_dtypes_that_do_not_fit_into_memory_are_listed_with_the_reason(
     config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

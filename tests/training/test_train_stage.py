@@ -22,6 +22,7 @@ from deepspec.drafts.registry import load_draft
 from deepspec.errors import UserError
 from deepspec.target import load_target
 from deepspec.training import history
+from deepspec.training.optimiser import Stepper, StepResult
 from tests.data.toy_tokenizers import chatml
 from tests.models import tiny_model
 
@@ -106,6 +107,26 @@ def test_a_draft_is_trained_saved_and_not_trained_again(
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     stage.run(change(config, train={"resume": "never"}))
     assert (folder / "model.safetensors").stat().st_mtime_ns != before
+
+
+def test_skipped_steps_are_a_warning_in_the_manifest(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take, calls = Stepper.take, 0
+
+    def sometimes(self: Stepper, *arguments: Any, **more: Any) -> StepResult:
+        nonlocal calls
+        calls += 1
+        result = take(self, *arguments, **more)
+        return dataclasses.replace(result, finite=calls not in (2, 5))
+
+    monkeypatch.setattr(Stepper, "take", sometimes)
+    folder = stage.run(config)
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["training"]["skipped"] == 2
+    (warning,) = manifest["warnings"]
+    assert "2 of 6 training steps were skipped" in warning
+    assert f"warning: {warning}" in capsys.readouterr().out
 
 
 def test_the_same_seed_gives_the_same_draft_and_another_another(config: Config, tmp_path: Path) -> None:
