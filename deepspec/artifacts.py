@@ -45,6 +45,31 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
+def differences(before: Any, now: Any, most: int = 5) -> str:
+    """What two contents differ in, by dotted key: `data.seed was 0, is 1; …`; empty if in nothing."""
+    old, new = _flat(before), _flat(now)
+    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    shown = [f"{key} was {old.get(key, 'not set')!r}, is {new.get(key, 'not set')!r}" for key in keys[:most]]
+    return "; ".join(shown) + (f" and {len(keys) - most} more" if len(keys) > most else "")
+
+
+def _flat(content: Any, key: str = "") -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        return {key: list(content) if isinstance(content, tuple) else content}
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= _flat(value, f"{key}.{name}" if key else str(name))
+    return found
+
+
+def refuse_to_replace(path: Path, difference: str) -> UserError:
+    """The one rule of all stages, as an error to raise: what is there stays, unless `overwrite=true`."""
+    return UserError(
+        f"{path} was made with other settings ({difference}). A stage replaces nothing unasked: set them back, "
+        f"choose another folder (out=...), or replace it with overwrite=true (or by removing {path})."
+    )
+
+
 def without_name(target: Mapping[str, Any]) -> dict[str, Any]:
     """A target's identity without what it is called: a model that was moved or renamed is the same one."""
     return {key: value for key, value in target.items() if key != "name"}

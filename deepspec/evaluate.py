@@ -6,7 +6,14 @@ from typing import Any, cast
 
 from torch import nn
 
-from deepspec.artifacts import check_whole, fingerprint, plain, read_manifest
+from deepspec.artifacts import (
+    check_whole,
+    differences,
+    fingerprint,
+    plain,
+    read_manifest,
+    refuse_to_replace,
+)
 from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Dtype, OnError
 from deepspec.data.conversation import BadRow, Conversation, Tally
@@ -32,7 +39,8 @@ def run(config: Config) -> Path:
     """Measure the draft in `config.out`/draft; writes evaluation/result.json and report.html beside it.
 
     Returns the report's path. What was measured with the same draft and settings is not measured again.
-    UserError (after writing) when a greedy output differs from plain decoding and rounding is not the reason.
+    UserError where a result of other settings is in the way, unless `config.overwrite`, and (after writing)
+    when a greedy output differs from plain decoding and rounding is not the reason.
     """
     check_settings(config)
     if config.evaluate.prompts is not None and not Path(config.evaluate.prompts).is_file():
@@ -40,12 +48,12 @@ def run(config: Config) -> Path:
     out = Path(config.out)
     manifest = _draft_manifest(config, out)
     _check_inputs(config, out, manifest)
+    source = _read_prompts(config)
     path = out / "evaluation" / "result.json"
     made_of = fingerprint(_made_of(config, manifest))
-    if (done := _already_measured(path, made_of)) is not None:
+    if (done := _already_measured(path, made_of, _settings(config, manifest), config.overwrite)) is not None:
         print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
         return _finish(done, path)
-    source = _read_prompts(config)
     draft = load_draft(out / "draft")
     made_for = manifest.get("target") or {}
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
@@ -100,15 +108,35 @@ def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _already_measured(path: Path, made_of: str) -> EvaluationResult | None:
-    """The result at `path` if it is whole and of the same draft, prompts and settings."""
-    if not path.is_file():
+def _already_measured(
+    path: Path, made_of: str, settings: dict[str, Any], overwrite: bool
+) -> EvaluationResult | None:
+    """The result at `path` if it is of the same draft, prompts and settings; None if it must be measured.
+
+    `UserError` where another result, or one that cannot be read, would have to be replaced for that.
+    """
+    if not path.exists():
         return None
     try:
         result = load_result(path)
-    except UserError:
-        return None  # an older schema or a damaged file: it is measured anew
-    return result if result.fingerprint == made_of else None
+    except UserError as error:
+        if overwrite:
+            return None
+        raise UserError(f"{error} To have it replaced: overwrite=true, or remove {path}.") from error
+    if result.fingerprint == made_of:
+        return result
+    if overwrite:
+        return None
+    difference = differences(_decisive(result.settings), _decisive(settings))
+    raise refuse_to_replace(path, difference or "another draft or other prompts")
+
+
+def _decisive(settings: dict[str, Any]) -> dict[str, Any]:
+    """The part of a result's settings that it depends on; K is what the sweep chose."""
+    found = {key: settings.get(key) or {} for key in ("target", "draft", "train", "decode", "evaluate")}
+    if found["evaluate"].get("sweep"):
+        found["decode"] = {key: value for key, value in found["decode"].items() if key != "k"}
+    return found
 
 
 def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`python -m deepspec.train +recipe=…`: a data artifact and a target to a trained draft."""
 
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from deepspec.artifacts import (
     new_artifact,
     plain,
     read_manifest,
+    refuse_to_replace,
     without_name,
 )
 from deepspec.config.app import command, entry
@@ -29,7 +31,7 @@ from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
 from deepspec.evaluation.fit import check_fit, same_dtype
 from deepspec.target import Target, load_target
-from deepspec.training.checkpoint import Counters, save_draft
+from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import describe, join_processes, new_accelerator
 from deepspec.training.loop import Run, train
 from deepspec.training.trackers import new_tracker
@@ -61,9 +63,10 @@ def _run(config: Config, processes: PartialState) -> Path:
     accelerator = new_accelerator(config.target.device, config.train.precision, lambda: _precision_of(target))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator)
+    if accelerator.is_main_process:
+        _make_room(config, out, recipe, say)
+    accelerator.wait_for_everyone()
     if config.train.resume == "auto" and _made_of(out / "draft", recipe):
-        if accelerator.is_main_process:
-            check_whole(out / "draft", read_manifest(out / "draft", command_again), command_again)
         say(f"{out / 'draft'} is complete already.")
         return out / "draft"
     for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *warnings]:
@@ -104,7 +107,8 @@ def _data(config: Config, folder: Path, processes: PartialState) -> dict[str, An
     manifest = read_manifest(folder, command("prepare"))
     if stale := _stale(config, folder):
         raise UserError(
-            f"{folder} was made with other settings ({stale}). Make it again: {command('prepare')}"
+            f"{folder} was made with other settings ({stale}). Set them back, choose another folder (out=...), "
+            f"or make it again: {command('prepare')} overwrite=true"
         )
     return manifest
 
@@ -159,12 +163,31 @@ def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: A
 
 
 def _made_of(folder: Path, recipe: dict[str, Any]) -> bool:
-    """Whether a finished draft has this recipe; one written by an earlier version has the target's name in it."""
+    """Whether a finished draft has this recipe."""
     if not (folder / MANIFEST).is_file():
         return False
-    before = read_manifest(folder, command("train")).get("recipe", {})
-    before = {**before, "target": without_name(before.get("target", {}))}
-    return fingerprint(before) == fingerprint(recipe)
+    return not recipe_difference(read_manifest(folder, command("train")).get("recipe", {}), recipe)
+
+
+def _make_room(config: Config, out: Path, recipe: dict[str, Any], say: Callable[[str], None]) -> None:
+    """A draft or checkpoints of another recipe are an error, or with `overwrite` give way; a finished draft of
+    this one must be whole. The old draft stays until the new one replaces it."""
+    again, draft = command("train"), out / "draft"
+    for folder in [draft, *sorted((out / "checkpoints").glob("step-*"))]:
+        try:
+            manifest = read_manifest(folder, again)
+        except UserError:
+            if folder == draft and (folder / MANIFEST).exists():
+                raise
+            continue  # none, or a checkpoint that was cut: resuming passes it over
+        if difference := recipe_difference(manifest.get("recipe", {}), recipe):
+            if not config.overwrite:
+                raise refuse_to_replace(folder, difference)
+            say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
+            if folder != draft:
+                shutil.rmtree(folder)
+        elif folder == draft and config.train.resume == "auto":
+            check_whole(folder, manifest, again)
 
 
 def _save(

@@ -23,7 +23,7 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from deepspec.artifacts import damage, new_artifact, read_manifest
+from deepspec.artifacts import MANIFEST, damage, differences, new_artifact, read_manifest, without_name
 from deepspec.errors import UserError
 
 DRAFT, WEIGHTS, STATE = "draft", "model.safetensors", "state.pt"
@@ -65,7 +65,7 @@ class Checkpoints:
         """Write `step-N` (process 0) and remove what is older than the `keep_last` newest."""
         random = gather_object([_random_state()])
         if self.accelerator.is_main_process:
-            manifest = {"counters": asdict(counters), "recipe": self.recipe}
+            manifest: dict[str, Any] = {"counters": asdict(counters), "recipe": self.recipe}
             with new_artifact(self.folder / f"step-{counters.step}", manifest) as folder:
                 save_draft(draft, folder / DRAFT)
                 scaler = self.accelerator.scaler
@@ -75,6 +75,7 @@ class Checkpoints:
                     "random": random,
                 }
                 torch.save(state, folder / STATE)
+                manifest["bytes"] = _sizes(folder)
             for old in self.all()[max(1, self.keep_last) :]:
                 shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
@@ -128,14 +129,14 @@ class Checkpoints:
         return broadcast_object_list(answer)[0] if self.accelerator.num_processes > 1 else answer[0]
 
     def _sound(self, path: Path) -> dict[str, Any] | None:
-        wrong: str | None = "its manifest is missing or damaged"
         try:
             manifest = read_manifest(path, "train")
         except UserError:
             manifest = {}
-        if {"recipe", "counters"} <= manifest.keys() and not (wrong := damage(path, manifest)):
+        wrong = damage(path, manifest)
+        if manifest.get("bytes") == _sizes(path) and {"recipe", "counters"} <= manifest.keys() and not wrong:
             return manifest
-        self.say(f"{path} is not whole ({wrong}); trying the one before it.")
+        self.say(f"{path} is not whole{f' ({wrong})' if wrong else ''}; trying the one before it.")
         return None
 
 
@@ -152,19 +153,17 @@ def save_draft(draft: PreTrainedModel, folder: Path) -> None:
 
 def check_recipe(before: dict[str, Any], now: dict[str, Any], path: Path, restart_hint: str) -> None:
     """Raise `UserError` naming what differs between a checkpoint's recipe and this run's."""
-    old, new = _flat(before), _flat(now)
-    for recipe in (old, new):
-        recipe.pop("target.name", None)  # what a target is called decides nothing
-    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    if differing:
-        shown = "; ".join(
-            f"{key} was {old.get(key, 'not set')!r}, is {new.get(key, 'not set')!r}" for key in differing[:5]
-        )
-        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+    if difference := recipe_difference(before, now):
         raise UserError(
-            f"{path} is of another recipe: {shown}{more}. Set it back, choose another folder (out=...), or "
+            f"{path} is of another recipe: {difference}. Set it back, choose another folder (out=...), or "
             f"start over: {restart_hint}"
         )
+
+
+def recipe_difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs, in words; empty if nothing does. What a target is called decides nothing."""
+    old, new = ({**one, "target": without_name(one.get("target", {}))} for one in (before, now))
+    return differences(old, new)
 
 
 def _load(
@@ -192,10 +191,6 @@ def _set_random_state(state: dict[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _flat(content: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(content, dict):
-        return {key: list(content) if isinstance(content, tuple) else content}
-    found: dict[str, Any] = {}
-    for name, value in content.items():
-        found |= _flat(value, f"{key}.{name}" if key else str(name))
-    return found
+def _sizes(folder: Path) -> dict[str, int]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(files)}

@@ -135,10 +135,16 @@ def test_what_was_measured_is_not_measured_again(
     assert stage.run(config).is_file()
     assert "Measured already" in capsys.readouterr().out
     assert (trained / "evaluation" / "result.json").read_bytes() == before
-    (trained / "evaluation" / "result.json").write_text("{", encoding="utf-8")
-    stage.run(config)
-    assert load_result(trained / "evaluation" / "result.json").records
     config.decode.max_new_tokens = 6
+    with pytest.raises(
+        UserError, match=r"result\.json .*decode\.max_new_tokens was 12, is 6\).*overwrite=true"
+    ):
+        stage.run(config)
+    assert (trained / "evaluation" / "result.json").read_bytes() == before
+    (trained / "evaluation" / "result.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match=r"result\.json is damaged.*overwrite=true"):
+        stage.run(config)
+    config.overwrite = True
     stage.run(config)
     assert load_result(trained / "evaluation" / "result.json").conditions.max_new_tokens == 6
 
@@ -148,6 +154,9 @@ def test_other_held_out_prompts_are_measured_anew(config: Config, trained: Path)
     stage.run(config)
     file = trained / "data" / "held_out_prompts.jsonl"
     file.write_text(file.read_text(encoding="utf-8").replace("<b>", "<i>"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"result\.json .*another draft or other prompts"):
+        stage.run(config)
+    config.overwrite = True
     stage.run(config)
     result = load_result(trained / "evaluation" / "result.json")
     assert all(record.prompt.startswith("<i>") for record in result.records)

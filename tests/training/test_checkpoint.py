@@ -90,6 +90,7 @@ def change(checkpoint: Path, content: bytes) -> None:
     """Other bytes in state.pt, with a sum that agrees: what an attacker, or an older version's manifest, has."""
     (checkpoint / "state.pt").write_bytes(content)
     manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+    manifest["bytes"]["state.pt"] = len(content)
     manifest["sha256"]["state.pt"] = hashlib.sha256(content).hexdigest()
     (checkpoint / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
@@ -106,7 +107,7 @@ def test_a_checkpoint_of_before_the_sums_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "step-3" / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     del manifest["sha256"]
-    path.write_text(json.dumps({**manifest, "bytes": {}}), encoding="utf-8")
+    path.write_text(json.dumps(manifest), encoding="utf-8")
     assert saved.resume().step == 3
 
 

@@ -204,15 +204,35 @@ def test_data_of_other_weights_is_a_choice_and_recorded(config: Config) -> None:
     assert "other" in warning
 
 
-def test_a_checkpoint_of_another_recipe_is_refused(config: Config) -> None:
-    stage.run(config)
-    with pytest.raises(UserError, match=r"train\.learning_rate was 0\.001, is 0\.1"):
+def test_a_draft_or_checkpoint_of_another_recipe_is_refused(config: Config) -> None:
+    draft = stage.run(config)
+    rule = r"A stage replaces nothing unasked.*out=.*overwrite=true"
+    with pytest.raises(UserError, match=rf"train\.learning_rate was 0\.001, is 0\.1.*{rule}"):
         stage.run(change(config, train={"learning_rate": 0.1}))
-    with pytest.raises(UserError, match=r"draft\.ttt_steps was 2, is 3"):
+    with pytest.raises(UserError, match=r"train\.learning_rate was 0\.001, is 0\.1"):
+        stage.run(change(config, train={"learning_rate": 0.1, "resume": "never"}))
+    shutil.rmtree(draft)
+    with pytest.raises(UserError, match=rf"checkpoints/step-6 .*draft\.ttt_steps was 2, is 3.*{rule}"):
         stage.run(change(config, draft={"ttt_steps": 3}))
     edit_manifest(config, lambda manifest: manifest.update(fingerprint="new data"))
     with pytest.raises(UserError, match=r"data was .* is 'new data'"):
         stage.run(config)
+
+
+def test_overwrite_replaces_a_draft_and_its_checkpoints_once(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.run(config)
+    other = dataclasses.replace(change(config, train={"learning_rate": 0.1}), overwrite=True)
+    folder = stage.run(other)
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["recipe"]["train"]["learning_rate"] == 0.1 and manifest["training"]["step"] == 6
+    assert "Resuming" not in capsys.readouterr().out
+    shutil.rmtree(folder)
+    stage.run(other)  # its own checkpoints are no others
+    assert "Resuming from" in capsys.readouterr().out
+    stage.run(other)
+    assert "complete already" in capsys.readouterr().out
 
 
 def test_a_layer_the_target_lacks_is_named(config: Config) -> None:
