@@ -72,6 +72,7 @@ def check(config: Config) -> None:
 
     Null passes: where the type has it, it is a choice of its own.
     """
+    named(config.out)
     for key, (fits, words) in BOUNDS.items():
         section, name = key.split(".")
         value = getattr(getattr(config, section), name, None)
@@ -87,6 +88,15 @@ def check(config: Config) -> None:
             f"{config.decode.temperature}. Use decode.rule=auto, or decode.temperature=0."
         )
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
+
+
+def named(out: str) -> str:
+    """`out` itself; `UserError` if it is empty, and everything would be written into the current folder."""
+    if not out.strip():
+        raise UserError(
+            "`out` is empty: name a folder for everything this run makes, for example out=runs/mine."
+        )
+    return out
 
 
 def _check_capture_layers(layers: list[int] | None) -> None:

@@ -75,6 +75,13 @@ def test_nothing_is_written_outside_the_run(stage: Stage, tmp_path: Path) -> Non
     assert written == ["elsewhere/run/.lock", *settings]
 
 
+@pytest.mark.parametrize("out", ["out=", "out=''", "out='  '"])
+def test_an_empty_out_is_refused_before_anything_is_made(here: Stage, tmp_path: Path, out: str) -> None:
+    assert "`out` is empty" in sentence(here("name=x", out))
+    assert "`out` is empty" in here("--multirun", "name=x", "train.seed=1,2", out).stderr
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"multirun.yaml"}
+
+
 def test_two_processes_do_not_work_in_one_folder(here: Stage, tmp_path: Path) -> None:
     lock = tmp_path / "runs" / "x" / ".lock"
     lock.parent.mkdir(parents=True)
