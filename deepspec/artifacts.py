@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from enum import Enum
@@ -20,6 +20,9 @@ from deepspec.errors import UserError
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+# What a run's folder holds, relative to `out`.
+FOLDERS = ("data", "draft", "checkpoints", "evaluation")
+FILES = (LOCK, "history.jsonl", "evaluation/result.json", "evaluation/report.html")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
 SUMS = "sha256"  # the manifest's key for {file: sha256 of its bytes}
@@ -170,6 +173,18 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def check_places(out: Path) -> None:
+    """`UserError` where a file lies in the place of a folder that a stage writes, or a folder in a file's."""
+    for name in (*FOLDERS, *FILES):
+        path, folder = out / name, name in FOLDERS
+        if path.exists() and path.is_dir() != folder:
+            found, wanted = ("a file", "a folder") if folder else ("a folder", "a file")
+            raise UserError(
+                f"{path} is {found}, and a stage keeps {wanted} there. Move it away, or choose another folder "
+                "with out=..."
+            )
+
+
 @contextmanager
 def only_process_in(folder: Path) -> Iterator[None]:
     """Keep other processes out of `folder` meanwhile; `UserError` if one is in it.
@@ -201,8 +216,11 @@ def write_json(path: Path, content: Any) -> None:
     os.replace(partial, path)
 
 
-def read_manifest(folder: Path, made_by: str) -> dict[str, Any]:
-    """The manifest of an artifact; `made_by` is the exact command that makes it, for the error."""
+def read_manifest(folder: Path, made_by: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """The manifest of an artifact; `made_by` is the exact command that makes it, for the error.
+
+    keys: dotted names that must be in it; the sections on the way are objects.
+    """
     path = folder / MANIFEST
     if not path.is_file():
         raise UserError(f"{folder} does not exist or is not complete. Make it first: {made_by}")
@@ -212,11 +230,21 @@ def read_manifest(folder: Path, made_by: str) -> dict[str, Any]:
         raise UserError(
             f"{path} is damaged ({error}). Remove the folder and make it again: {made_by}"
         ) from error
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{path} is damaged (not a JSON object). Remove the folder and make it again: {made_by}"
-        )
+    wrong = "not a JSON object" if not isinstance(content, dict) else _lacks(content, keys)
+    if wrong:
+        raise UserError(f"{path} is damaged ({wrong}). Remove the folder and make it again: {made_by}")
     return content
+
+
+def _lacks(content: dict[str, Any], keys: Sequence[str]) -> str | None:
+    """`no inputs.target`, for the first key that is not there; None if all are."""
+    for key in keys:
+        inner: Any = content
+        for name in key.split("."):
+            if not isinstance(inner, dict) or name not in inner:
+                return f"no {key}"
+            inner = inner[name]
+    return None
 
 
 def cache_dir() -> Path:

@@ -55,7 +55,7 @@ def run(config: Config) -> Path:
         print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
         return _finish(done, path)
     draft = load_draft(out / "draft")
-    made_for = manifest.get("target") or {}
+    made_for = manifest["target"]
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
     allow = config.target.allow_other_target
     warnings = [
@@ -145,7 +145,7 @@ def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
         from deepspec.train import run as train
 
         train(config)
-    return read_manifest(out / "draft", command("train"))
+    return read_manifest(out / "draft", command("train"), ("fingerprint", "target.name"))
 
 
 def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
@@ -154,8 +154,8 @@ def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
     given = {"draft": plain(config.draft), "train": plain(config.train)}
     check_recipe(manifest.get("recipe") or {}, given, what, again)
     if config.evaluate.prompts is None:
-        data = read_manifest(out / "data", command("prepare"))
-        check_data(manifest.get("data"), data.get("fingerprint"), what, out / "data", again)
+        data = read_manifest(out / "data", command("prepare"), ("fingerprint",))
+        check_data(manifest.get("data"), data["fingerprint"], what, out / "data", again)
         check_whole(out / "data", data, command("prepare"), only=HELD_OUT_PROMPTS)
     check_whole(out / "draft", manifest, again)
 

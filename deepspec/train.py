@@ -36,6 +36,8 @@ from deepspec.training.launch import describe, join_processes, new_accelerator
 from deepspec.training.loop import Run, train
 from deepspec.training.trackers import new_tracker
 
+# Of the data's manifest, what is read here.
+DATA_KEYS = ("fingerprint", "config.temperature", "inputs.target.name", "inputs.draft_vocab_size")
 # Settings of `train` that decide what is learnt; the others (logging, checkpoints, …) may change on resuming.
 DECIDES = ("epochs", "max_steps", "learning_rate", "warmup", "weight_decay", "betas", "clip", "loss", "seed")
 
@@ -104,7 +106,7 @@ def _data(config: Config, folder: Path, processes: PartialState) -> dict[str, An
         from deepspec.prepare import run as prepare
 
         prepare(config)
-    manifest = read_manifest(folder, command("prepare"))
+    manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
     if stale := _stale(config, folder):
         raise UserError(
             f"{folder} was made with other settings ({stale}). Set them back, choose another folder (out=...), "
@@ -118,7 +120,7 @@ def _stale(config: Config, folder: Path) -> str:
 
     The prompts file counts by its content, wherever it lies. One that is no longer there cannot have changed.
     """
-    manifest = read_manifest(folder, command("prepare"))
+    manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
     now = {f"data.{key}": value for key, value in plain(config.data).items()}
     now["draft.vocab_size"] = getattr(config.draft, "vocab_size", None)
     then = {f"data.{key}": value for key, value in manifest["config"].items()}

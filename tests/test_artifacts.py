@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepspec.artifacts import MANIFEST, check_whole, damage, new_artifact, read_manifest
+from deepspec.artifacts import MANIFEST, check_places, check_whole, damage, new_artifact, read_manifest
 from deepspec.errors import UserError
 
 
@@ -65,3 +65,29 @@ def test_an_artifact_of_before_the_sums_is_read(artifact: Path) -> None:
     (artifact / "rows").unlink()
     check_whole(artifact, manifest, "make it")
     check_whole(artifact, manifest, "make it", only="rows")
+
+
+@pytest.mark.parametrize(
+    "manifest", ['{"inputs": 5}', '{"inputs": {"target": null}}', "{}", "[]", "{", "\x00"]
+)
+def test_a_manifest_without_what_is_needed_is_damaged(artifact: Path, manifest: str) -> None:
+    (artifact / MANIFEST).write_text(manifest)
+    with pytest.raises(UserError, match=rf"{artifact / MANIFEST} is damaged.*Remove .* make it"):
+        read_manifest(artifact, "make it", ("inputs.target.name",))
+
+
+@pytest.mark.parametrize("name", ["data", "draft", "checkpoints", "evaluation"])
+def test_a_file_in_a_folders_place_is_named(tmp_path: Path, name: str) -> None:
+    check_places(tmp_path)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=rf"{tmp_path / name} is a file, .* Move it away"):
+        check_places(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["history.jsonl", "evaluation/result.json", "evaluation/report.html", ".lock"]
+)
+def test_a_folder_in_a_files_place_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"{tmp_path / name} is a folder, .* Move it away"):
+        check_places(tmp_path)

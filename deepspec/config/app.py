@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepspec.artifacts import only_process_in
+from deepspec.artifacts import check_places, only_process_in
 from deepspec.config.explain import explain, incomplete
 from deepspec.config.keys import schema_keys
 from deepspec.config.ranges import check
@@ -126,6 +126,7 @@ def _ready(composed: DictConfig, keys: dict[str, Any], taken: set[Path]) -> Conf
 
 
 def _run_alone(run: Callable[[Config], object], config: Config) -> None:
+    check_places(Path(config.out))
     with only_process_in(Path(config.out)):
         run(config)
 

@@ -101,13 +101,13 @@ def build(
     name = _made_of(inputs)
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder, made_by)
-        if _made_of(manifest.get("inputs", {})) == name:
+        manifest = read_manifest(folder, made_by, ("inputs.target.name", "inputs.draft_vocab_size"))
+        if _made_of(manifest["inputs"]) == name:
             check_whole(folder, manifest, made_by)
             shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
-        difference = differences(_by_setting(manifest.get("inputs", {})), _by_setting(inputs))
+        difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
         if not overwrite:
             raise refuse_to_replace(folder, difference)
         say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")

@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 
 from deepspec.config.app import command, with_sentences
 from deepspec.errors import UserError
@@ -46,6 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
             fake_stage.main()
         except SystemExit as stopped:
             status = stopped.code
+        HydraConfig.instance().cfg = None  # as in a process of its own, whatever ended this one
         out, err = capfd.readouterr()
         return CompletedProcess(arguments, status, out, err)
 
@@ -240,6 +242,12 @@ def test_own_recipes_nest_and_win_over_the_projects(stage: Stage, tmp_path: Path
 
 def test_user_error_is_printed_without_traceback(here: Stage) -> None:
     assert sentence(here("name=mistake")) == "prompts.jsonl, line 3: not JSON. Mend the line."
+
+
+def test_what_lies_in_the_way_is_a_sentence(here: Stage, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "evaluation").write_text("mine")
+    assert "runs/x/evaluation is a file" in sentence(here("name=x"))
 
 
 def test_a_full_disk_is_a_sentence(here: Stage) -> None:

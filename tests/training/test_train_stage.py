@@ -144,6 +144,16 @@ def test_missing_data_names_the_command_that_makes_it(config: Config) -> None:
         stage.run(dataclasses.replace(config, out=config.out + "-other"))
 
 
+@pytest.mark.parametrize("lost", ["inputs", "config", "fingerprint"])
+def test_a_damaged_data_manifest_is_a_sentence(config: Config, lost: str) -> None:
+    edit_manifest(
+        config,
+        lambda manifest: manifest.update({lost: None}) if lost != "fingerprint" else manifest.pop(lost),
+    )
+    with pytest.raises(UserError, match=rf"data/manifest\.json is damaged \(no {lost}.*deepspec\.prepare"):
+        stage.run(config)
+
+
 def test_data_of_other_settings_is_refused_by_name(config: Config) -> None:
     with pytest.raises(UserError, match=r"data\.max_length was 48, is 64"):
         stage.run(change(config, data={"max_length": 64}))
