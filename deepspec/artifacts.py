@@ -25,6 +25,7 @@ FOLDERS = ("data", "draft", "checkpoints", "evaluation")
 FILES = (LOCK, "history.jsonl", "evaluation/result.json", "evaluation/report.html")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
+TORCH_WRITES = ("inline_container", "PytorchStreamWriter", "iostream error")  # in its errors of failed writes
 SUMS = "sha256"  # the manifest's key for {file: sha256 of its bytes}
 
 
@@ -107,12 +108,43 @@ def new_artifact(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
         yield partial
         write_json(partial / MANIFEST, {**manifest, "versions": versions(), SUMS: sums(partial)})
         replace_folder(partial, folder)
-    except OSError as error:
+    except Exception as error:
+        why = failed_write(error)
+        if why is None:
+            raise
         raise UserError(
-            f"Could not write {folder}: {error.strerror or error}. What was there is untouched."
+            f"Could not write {folder / _newest_in(partial)}: {why} ({free_space(folder.parent)}). What was there "
+            "before is untouched. Make room and give the same command again."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def failed_write(error: Exception) -> str | None:
+    """Why a file could not be written, in words; None if the error is of another kind.
+
+    safetensors and torch do not raise an `OSError` then: theirs are told by what they say.
+    """
+    text = str(error)
+    if isinstance(error, OSError):
+        return error.strerror or text
+    if type(error).__name__ == "SafetensorError" and "I/O error" in text:
+        return text.rpartition("I/O error: ")[2]
+    if isinstance(error, RuntimeError) and any(words in text for words in TORCH_WRITES):
+        return "a write failed or was cut short"
+    return None
+
+
+def free_space(folder: Path) -> str:
+    """`1.2 GiB free in <folder>`, of the file system it is on."""
+    return f"{shutil.disk_usage(folder).free / 2**30:.2f} GiB free in {folder}"
+
+
+def _newest_in(folder: Path) -> Path:
+    """The file that was written last, relative to `folder`; `.` if there is none."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=folder)
+    return newest.relative_to(folder)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,50 @@ def test_a_failed_rename_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
         (new / "rows").write_text("new rows")
     assert (folder / "rows").read_text() == "old rows" and (folder / MANIFEST).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+# Writes an artifact where no file may grow beyond 20,000 bytes: the libraries' own errors of failed writes.
+NO_ROOM = """
+import resource, signal, sys
+from pathlib import Path
+import datasets, pyarrow, torch
+from safetensors.torch import save_file
+from deepspec.artifacts import new_artifact
+from deepspec.errors import UserError
+
+folder = Path(sys.argv[1])
+tensor = torch.arange(100_000)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+table = datasets.Dataset(pyarrow.table({"x": tensor.numpy()}))
+for write in (
+    lambda file: torch.save({"x": tensor}, file),
+    lambda file: save_file({"x": tensor}, file),
+    lambda file: table.save_to_disk(str(file), num_shards=1),
+):
+    try:
+        with new_artifact(folder, {}) as new:
+            write(new / "big")
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_a_write_that_fails_is_a_sentence_and_leaves_what_was_there(artifact: Path) -> None:
+    before = {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file()}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_ROOM, artifact], capture_output=True, text=True, check=False
+    )
+    of_torch, of_safetensors, of_datasets = done.stdout.splitlines()
+    for said in (of_torch, of_safetensors, of_datasets):
+        assert said.startswith(f"Could not write {artifact}") and "GiB free" in said and "untouched" in said
+    assert {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file()} == before
+    assert [path.name for path in artifact.parent.iterdir()] == ["data"]
+
+
+def test_a_defect_while_an_artifact_is_written_is_no_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="mat1"), new_artifact(tmp_path / "data", {}):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
 @pytest.fixture

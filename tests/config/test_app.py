@@ -252,7 +252,7 @@ def test_what_lies_in_the_way_is_a_sentence(here: Stage, tmp_path: Path) -> None
 
 def test_a_full_disk_is_a_sentence(here: Stage) -> None:
     said = sentence(here("name=full"))
-    assert "disk is full" in said and "runs/full/data" in said
+    assert "disk is full" in said and "runs/full/data" in said and "GiB free" in said
 
 
 def test_a_defect_keeps_its_traceback(stage: Stage) -> None:
