@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deepspec.artifacts import MANIFEST, write_json
-from deepspec.config.app import entry
+from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Dtype, TargetConfig
 from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
@@ -35,6 +35,8 @@ def run(config: Config) -> Path:
         facts,
         draft_vocab_size=getattr(config.draft, "vocab_size", None),
         generate=answerer(target, config),
+        overwrite=config.overwrite,
+        made_by=command("prepare"),
     )
     return folder
 

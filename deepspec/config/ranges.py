@@ -76,6 +76,7 @@ def check(config: Config) -> None:
 
     Null passes: where the type has it, it is a choice of its own.
     """
+    named(config.out)
     for key, (fits, words) in BOUNDS.items():
         section, name = key.split(".")
         value = getattr(getattr(config, section), name, None)
@@ -87,6 +88,15 @@ def check(config: Config) -> None:
         raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
     _check_decode(config.decode)
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
+
+
+def named(out: str) -> str:
+    """`out` itself; `UserError` if it is empty, and everything would be written into the current folder."""
+    if not out.strip():
+        raise UserError(
+            "`out` is empty: name a folder for everything this run makes, for example out=runs/mine."
+        )
+    return out
 
 
 def _check_capture_layers(layers: list[int] | None) -> None:

@@ -180,3 +180,6 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it
     auto_prepare: bool = False  # a stage whose input is missing makes it
+    overwrite: bool = (
+        False  # replace what lies in `out` and was made with other settings; else a stage refuses
+    )

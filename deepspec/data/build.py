@@ -9,7 +9,17 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
+from deepspec.artifacts import (
+    MANIFEST,
+    check_whole,
+    differences,
+    fingerprint,
+    new_artifact,
+    plain,
+    read_manifest,
+    refuse_to_replace,
+    without_name,
+)
 from deepspec.config.schema import Answers, DataConfig, OnError
 from deepspec.data.answers import Batches, Generate, Regenerated, regenerate
 from deepspec.data.conversation import Conversation, Tally
@@ -32,6 +42,7 @@ from deepspec.errors import UserError
 
 FORMAT = 1  # of the artifact; goes up when equal inputs give other rows than before
 MAKE = "python -m deepspec.prepare"
+ANSWERS = "answers"  # in the artifact: the target's answers as generated, for data of other settings
 
 
 @dataclass(frozen=True)
@@ -66,8 +77,13 @@ def build(
     draft_vocab_size: int | None,
     generate: Generate,
     say: Callable[[str], None] = print,
+    overwrite: bool = False,
+    made_by: str = MAKE,
 ) -> dict[str, Any]:
     """Write the data artifact `folder`, unless it is there already, made of the same things; its manifest.
+
+    One that was made of other things stays, and is an error, unless `overwrite`. made_by: the command that
+    makes it, for messages.
 
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
     beside `folder` until the artifact is whole, so a stopped run loses at most one. `UserError` for settings,
@@ -85,12 +101,16 @@ def build(
     name = _made_of(inputs)
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder, MAKE)
-        if _made_of(manifest.get("inputs", {})) == name:
+        manifest = read_manifest(folder, made_by, ("inputs.target.name", "inputs.draft_vocab_size"))
+        if _made_of(manifest["inputs"]) == name:
+            check_whole(folder, manifest, made_by)
             shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
-        say(f"{folder} was made of other settings, prompts or target: making it anew.")
+        difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
+        if not overwrite:
+            raise refuse_to_replace(folder, difference)
+        say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
     reader = Reader(template, settings.max_length, gathered.tally)
     recipe = {
         "target": without_name(target.identity),
@@ -98,12 +118,20 @@ def build(
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
     }
-    documents, prompts = _documents(settings, reader, gathered.conversations, Batches(generate, work, recipe))
+    batches = Batches(generate, work, recipe, earlier=folder / ANSWERS)
+    documents, prompts = _documents(settings, reader, gathered.conversations, batches)
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    _write(folder, manifest, target, reader, documents=documents, prompts=prompts)
+    _write(folder, manifest, target, reader, documents=documents, prompts=prompts, batches=batches)
     shutil.rmtree(work, ignore_errors=True)
     say(summary(manifest, folder))
     return manifest
+
+
+def _by_setting(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """An artifact's inputs under the names of the settings, for a person."""
+    named = {key: value for key, value in inputs.items() if key not in ("settings", "draft_vocab_size")}
+    named["target"] = without_name(inputs.get("target", {}))
+    return {**named, "data": inputs.get("settings"), "draft.vocab_size": inputs.get("draft_vocab_size")}
 
 
 def _made_of(inputs: Mapping[str, Any]) -> str:
@@ -132,6 +160,7 @@ def _write(
     *,
     documents: list[Document],
     prompts: list[dict[str, Any]],
+    batches: Batches,
 ) -> None:
     """Choose the draft vocabulary, pack, save; `manifest` gets the counts."""
     train = [(item.tokens, item.loss_mask) for item in documents if item.split == "train"]
@@ -145,6 +174,7 @@ def _write(
     with new_artifact(folder, manifest) as new:
         save_documents(new, documents)
         save_prompts(new, prompts)
+        batches.keep(new / ANSWERS)
         save_draft_vocab(new, vocab.target_ids)
         splits: tuple[Split, ...] = ("train", "held_out")
         rows: dict[str, int] = {
