@@ -55,7 +55,11 @@ class TableDraft(TextDraft):
     def propose(self, state, control):
         if control.tree is None:
             return self._chain(state, control)
-        return self._static(state, control) if isinstance(control.tree, StaticTree) else self._dynamic(state, control)
+        return (
+            self._static(state, control)
+            if isinstance(control.tree, StaticTree)
+            else self._dynamic(state, control)
+        )
 
     def _chain(self, state, control):
         last = torch.tensor([text[-1] for text in state])
@@ -90,7 +94,9 @@ class TableDraft(TextDraft):
 
     def _dynamic(self, state, control):
         count = control.tree.total_tokens
-        proposal = Proposal(torch.zeros(len(state), count, dtype=torch.long), [], torch.zeros(len(state), count).long())
+        proposal = Proposal(
+            torch.zeros(len(state), count, dtype=torch.long), [], torch.zeros(len(state), count).long()
+        )
         for row, text in enumerate(state):
             dice = self.dice(text)
             parents = random_parents(dice, count, control.max_tokens)

@@ -56,9 +56,7 @@ def test_a_draw_from_a_rounded_softmax_is_caught(monkeypatch: pytest.MonkeyPatch
 
 def test_a_rejected_child_that_may_come_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.arange
-    monkeypatch.setattr(
-        FixedChildrenLaw, "next_distribution", lambda self, at: self.p[rows(len(at)), at]
-    )
+    monkeypatch.setattr(FixedChildrenLaw, "next_distribution", lambda self, at: self.p[rows(len(at)), at])
     assert caught("deterministic children")
 
 
