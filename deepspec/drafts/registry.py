@@ -62,8 +62,12 @@ def start_from(draft: TrainableDraft, folder: Path) -> None:
     conversion = draft.init_conversions.get(kind, () if kind == mine else None)
     if conversion is None:
         raise UserError(f"{what} is a {kind}, from which a {mine} cannot start.")
-    theirs, ours = saved.config.to_dict(), draft.config.to_dict()
-    differing = [key for key in sorted(theirs.keys() & ours.keys() - FREE) if theirs[key] != ours[key]]
+    theirs, ours = _flat(saved.config.to_dict()), _flat(draft.config.to_dict())
+    differing = [
+        key
+        for key in sorted(theirs.keys() & ours.keys())
+        if key.partition(".")[0] not in FREE and theirs[key] != ours[key]
+    ]
     if differing:
         shown = "; ".join(f"{key} is {theirs[key]}, here {ours[key]}" for key in differing[:4])
         raise UserError(f"{what} is another draft than the one configured: {shown}.")
@@ -84,6 +88,14 @@ def start_from(draft: TrainableDraft, folder: Path) -> None:
     draft.load_state_dict(given, strict=False)
     digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:16]
     draft.config.init_from = {"folder": str(folder), "model_type": kind, "sha256": digest}
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def load_draft(folder: Path) -> TrainableDraft:

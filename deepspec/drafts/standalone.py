@@ -9,6 +9,7 @@ target's family; or any causal language model with the target's tokenizer.
 """
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,7 @@ class StandaloneDraft(TrainableDraft):
         given = _given(options, target) if options.start not in ("target", "random") else None
         settings = given.config if given is not None else _smaller(options, target)
         config = StandaloneConfig(
-            lm=settings.to_dict(),
+            lm=_as_json(settings),
             attention=attention,
             draft_vocab_size=None if target_ids is None else len(target_ids),
             confidence=options.confidence,
@@ -268,6 +269,14 @@ class StandaloneDraft(TrainableDraft):
 
 def _certain(said: Seen) -> Seen:
     return Seen(said.logits, None if said.confidence is None else said.confidence.sigmoid())
+
+
+def _as_json(settings: PreTrainedConfig) -> dict[str, Any]:
+    """A configuration as a file has it, without what says nothing about the model."""
+    words = json.loads(settings.to_json_string(use_diff=False))
+    for name in ("_name_or_path", "architectures", "dtype", "id2label", "label2id", "transformers_version"):
+        words.pop(name, None)
+    return words
 
 
 def _smaller(options: StandaloneOptions, target: Any) -> PreTrainedConfig:
