@@ -23,7 +23,7 @@ class Forced:
     tree = None
 
     def __init__(self, tokens: list[int] | list[list[int]], steps: int) -> None:
-        self.tokens = [tokens] if not isinstance(tokens[0], list) else tokens
+        self.tokens = tokens if tokens and isinstance(tokens[0], list) else [tokens]
         self.max_tokens, self.logits, self.confidence = steps, [], []
 
     def draw(self, logits, parent, vocab=None):

@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-3 and MTP, and the standalone model, on small targets of five families: the contract they all keep."""
+"""EAGLE, EAGLE-3, MTP and the standalone model on small targets of five families: the contract they all keep."""
 
 from pathlib import Path
 
@@ -96,8 +96,14 @@ def test_offline_hits_are_the_engines_rounds(family: str, variant: str) -> None:
     check_offline_is_the_engine(make(target, variant, reduced=False), target)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
-@pytest.mark.parametrize("variant", sorted(VARIANTS))
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [
+        *(("qwen3", variant) for variant in sorted(VARIANTS)),
+        ("deepseek_v3", "standalone"),
+        ("gemma3", "standalone"),
+    ],
+)
 def test_saved_and_loaded_drafts_propose_the_same(family: str, variant: str, tmp_path: Path) -> None:
     target = tiny_target(family)
     check_saved_is_loaded(make(target, variant, dtype=torch.float32, confidence=True), target, tmp_path)

@@ -1,5 +1,7 @@
 """EAGLE and MTP against the library's own decoder layers and plain loops."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -32,11 +34,12 @@ def eagle(target: Target, **options) -> EagleDraft:
 
 def library_layer(kind: type, target: Target, mine: nn.Module) -> nn.Module:
     """The library's layer with the draft layer's weights, which must be all it has."""
-    layer = kind(target.config, 0).double()
+    config = copy.deepcopy(target.config)
+    config._attn_implementation = "eager"
+    layer = kind(config, 0).double()
     if mine.input_layernorm is None:
         layer.input_layernorm = nn.Identity()
     layer.load_state_dict(mine.state_dict())
-    layer.self_attn.config._attn_implementation = "eager"
     return layer
 
 

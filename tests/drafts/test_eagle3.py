@@ -61,8 +61,8 @@ def test_the_loss_is_the_formula_in_a_plain_loop() -> None:
             kept = p[anchor + k - 1][IDS]
             total += 0.8 ** (k - 1) * -float((kept * q[k - 1]).sum())
             weight += 0.8 ** (k - 1) * float(kept.sum())
-    assert float(loss.sums["soft_ce"]) == pytest.approx(total, rel=1e-5)
-    assert float(loss.weights["soft_ce"]) == pytest.approx(weight, rel=1e-5)
+    assert loss.sums["soft_ce"].item() == pytest.approx(total, rel=1e-5)
+    assert loss.weights["soft_ce"].item() == pytest.approx(weight, rel=1e-5)
 
 
 def test_saved_and_loaded_drafts_propose_the_same(tmp_path: Path) -> None:
