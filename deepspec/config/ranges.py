@@ -27,6 +27,8 @@ BOUNDS: dict[str, Bound] = {
     "draft.vocab_size": AT_LEAST_1,
     "draft.capture_layers": AT_LEAST_0,
     "draft.intermediate_size": AT_LEAST_1,
+    "draft.hidden_size": AT_LEAST_1,
+    "draft.noise": AT_LEAST_0,
     "data.builtin_prompts": AT_LEAST_0,
     "data.regenerated_prompts": AT_LEAST_0,
     "data.held_out_prompts": AT_LEAST_0,

@@ -7,7 +7,7 @@ V target vocabulary, Vd draft vocabulary, F = captured layers × H.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -222,6 +222,8 @@ class TrainableDraft(PreTrainedModel):
     """
 
     needs_features = True
+    # Drafts of other families that this one may start from: model_type → prefixes of the tensors they lack.
+    init_conversions: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     @property
     @abstractmethod

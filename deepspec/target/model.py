@@ -63,8 +63,8 @@ class Target:
         self.decoder: nn.Module = model.get_decoder()
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
         self.num_layers = len(self.layers)
-        self._cache_argument = _argument(model.forward, "past_key_values", "cache")
-        self._windows = _windows(self.config)
+        self._cache_argument = cache_argument(model)
+        self._windows = attention_windows(self.config)
         self._final_norm, self._embedding_scale = _learn_edges(self)
         self._identity = identity or {}
         self._abilities: dict[str, str] | None = None
@@ -198,9 +198,7 @@ class Target:
         return self._gathered[1], self._gathered[2]
 
     def _masks(self, build: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
-        """The family's mask form: one tensor, or one per attention type where the types differ."""
-        masks = {kind: build(window) for kind, window in self._windows.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        return family_masks(self._windows, build)
 
     @contextmanager
     def _capturing(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
@@ -220,10 +218,22 @@ class Target:
                 handle.remove()
 
 
-def _argument(function: Callable[..., Any], *names: str) -> str:
-    """The first of `names` that `function` takes (libraries rename; 5.24 says `cache`)."""
-    parameters = inspect.signature(function).parameters
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the family's forward calls its cache (5.24 renames it)."""
+    names = "past_key_values", "cache"
+    parameters = inspect.signature(model.forward).parameters
     return next((name for name in names if name in parameters), names[0])
+
+
+def family_masks(
+    windows: dict[str, int | None], build: Callable[[int | None], Tensor]
+) -> Tensor | dict[str, Tensor]:
+    """The family's mask form: one tensor, or one per attention type where the types differ.
+
+    windows: as from `attention_windows`; build: a window → its mask.
+    """
+    masks = {kind: build(window) for kind, window in windows.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
@@ -235,7 +245,7 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
     )
 
 
-def _windows(config: Any) -> dict[str, int | None]:
+def attention_windows(config: Any) -> dict[str, int | None]:
     """Sliding window by attention type (None = full). More than one entry: the family takes a dict of masks."""
     kinds = set(getattr(config, "layer_types", None) or [])
     window = getattr(config, "sliding_window", None)
