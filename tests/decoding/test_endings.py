@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+import transformers
 
 from deepspec.decoding import Engine, Request, Sampling
 from deepspec.drafts.contract import DynamicTree
 from deepspec.errors import UserError
+from deepspec.target import Target
+from tests.data.toy_tokenizers import chatml
 from tests.decoding.fakes import NEW, AnswerDraft, TableDraft, reference, tokens_of
-from tests.models import VOCAB, prompts, tiny_target
+from tests.models import COMMON, VOCAB, prompts, tiny_target
 
 TREE = DynamicTree(depth=4, top_k=3, total_tokens=12)
 SYLLABLES = [
@@ -55,6 +58,36 @@ def test_stop_strings_end_an_answer_where_plain_reading_would() -> None:
             for r in result.rounds:
                 assert r.accepted <= r.verified and r.committed <= r.accepted + 1
                 assert r.cut == (r.committed == r.accepted)
+
+
+def test_stop_strings_are_generates() -> None:
+    """With a byte-level tokenizer, whose tokens may end inside a character."""
+    tokenizer = chatml()
+    torch.manual_seed(0)
+    config = {**COMMON, "vocab_size": len(tokenizer), "eos_token_id": None}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.LlamaConfig(**config), dtype=torch.float64
+    )
+    target = Target(model, tokenizer, "tiny with a tokenizer")
+    texts = prompts(5, seed=17)
+    requests, expected = [], []
+    for index, text in enumerate(texts):
+        ids = torch.tensor([text])
+        settings = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+        whole = model.generate(ids, max_new_tokens=NEW, **settings)[0, len(text) :].tolist()
+        readable = [c for c in tokenizer.decode(whole[8:]) if c.isascii() and c.isprintable()]
+        stop = readable[index]
+        stopped = model.generate(
+            ids, max_new_tokens=NEW, stop_strings=[stop], tokenizer=tokenizer, **settings
+        )[0, len(text) :].tolist()
+        requests.append(Request(text, NEW, stop=(stop,)))
+        expected.append(stopped)
+    assert any(len(tokens) < NEW for tokens in expected)
+    for rows in (1, 3):
+        draft = AnswerDraft({tuple(text): answer for text, answer in zip(texts, expected, strict=True)}, 50)
+        engine = Engine(target, draft, tree=TREE, max_batch_size=rows)
+        assert tokens_of(engine.generate(requests)) == expected
+        assert tokens_of(Engine(target, max_batch_size=rows).generate(requests)) == expected
 
 
 def test_the_first_of_several_ends_counts() -> None:

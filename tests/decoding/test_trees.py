@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+import transformers
 
-from deepspec.config.schema import Children, DecodeConfig, Rule, Tree
+from deepspec.config.ranges import check
+from deepspec.config.schema import Children, Config, DecodeConfig, Rule, TargetConfig, Tree
 from deepspec.decoding import Engine, Request, Sampling
 from deepspec.decoding.trees import children_of, depths_of
 from deepspec.drafts.contract import DynamicTree, StaticTree
+from deepspec.drafts.ngram import NgramOptions
 from deepspec.errors import UserError
+from deepspec.target import Target
 from tests.decoding.fakes import NEW, AnswerDraft, TableDraft, reference, tokens_of
 from tests.models import FAMILIES, VOCAB, prompts, tiny_target
 
@@ -90,6 +94,34 @@ def test_the_contexts_end_cuts_trees_not_answers(left: int) -> None:
     (result,) = Engine(target, draft, tree=STATIC).generate([Request(text, NEW)])
     assert result.tokens == answer[:left]
     assert all(not r.cut and r.accepted <= r.verified <= 4 for r in result.rounds)
+
+
+def test_learned_positions_have_an_end_that_no_drafted_token_passes() -> None:
+    """A family whose positions are a table, and rows that reach its end beside rows that do not."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=32, n_embd=32, n_layer=3, n_head=4, bos_token_id=1, eos_token_id=2
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    texts, answers = [[5, 6, 7], [9] * 20, [3, 4]], {}
+    for text in texts:
+        ids = torch.tensor([text])
+        settings = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": None}
+        written = model.generate(ids, max_new_tokens=32 - len(text), pad_token_id=0, **settings)
+        answers[tuple(text)] = written[0, len(text) :].tolist()
+    target = Target(model, None, "learned positions")
+    known = AnswerDraft(answers, VOCAB)
+    for engine in (
+        Engine(target, TableDraft(table()), k=6, max_batch_size=3),
+        Engine(target, known, tree=STATIC, max_batch_size=3),
+        Engine(target, known, tree=DYNAMIC),
+    ):
+        results = engine.generate([Request(text, 99) for text in texts])
+        assert tokens_of(results) == list(answers.values())
+        assert {result.finish for result in results} == {"length"}
 
 
 def test_records_of_a_tree_count_its_nodes_and_its_depth() -> None:
@@ -175,6 +207,21 @@ def test_a_target_that_cannot_do_trees_is_named() -> None:
     with pytest.raises(UserError, match=r"tree.*its state is recurrent"):
         Engine(target, TableDraft(table()), tree=STATIC)
     Engine(target, tree=STATIC)  # plain decoding needs none
+
+
+@pytest.mark.parametrize(
+    ("decode", "words"),
+    [
+        (DecodeConfig(tree=Tree.dynamic, children=Children.sampled), "decode.tree=dynamic"),
+        (DecodeConfig(tree=Tree.static, rule=Rule.block), "verifies chains"),
+        (DecodeConfig(tree_parents=[-1, 1]), "node 1 the parent 1"),
+        (DecodeConfig(repetition_penalty=0.0), "repetition_penalty"),
+        (DecodeConfig(tree_depth=0), "tree_depth"),
+    ],
+)
+def test_the_configuration_is_checked_before_any_work(decode: DecodeConfig, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check(Config(name="x", target=TargetConfig(name="x", path="x"), draft=NgramOptions(), decode=decode))
 
 
 def test_the_configuration_makes_the_engine() -> None:
