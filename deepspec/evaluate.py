@@ -21,7 +21,7 @@ from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.registry import load_draft
+from deepspec.drafts.registry import load_draft, untrained_draft
 from deepspec.errors import UserError
 from deepspec.evaluation.fit import check_data, check_fit, check_recipe, same_dtype
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
@@ -38,7 +38,8 @@ HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 def run(config: Config) -> Path:
     """Measure the draft in `config.out`/draft; writes evaluation/result.json and report.html beside it.
 
-    Returns the report's path. What was measured with the same draft and settings is not measured again.
+    A draft with nothing to train is measured as it is, into a folder named after it. Returns the report's path.
+    What was measured with the same draft and settings is not measured again.
     UserError where a result of other settings is in the way, unless `config.overwrite`, and (after writing)
     when a greedy output differs from plain decoding and rounding is not the reason.
     """
@@ -46,31 +47,37 @@ def run(config: Config) -> Path:
     if config.evaluate.prompts is not None and not Path(config.evaluate.prompts).is_file():
         raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
     out = Path(config.out)
-    manifest = _draft_manifest(config, out)
-    _check_inputs(config, out, manifest)
+    ready = untrained_draft(config.draft)
+    if ready is None:
+        manifest, folder, what = _draft_manifest(config, out), "evaluation", f"The draft in {out / 'draft'}"
+        _check_inputs(config, out, manifest)
+    else:
+        manifest, folder = _untrained_manifest(config, out), f"evaluation_{config.draft.algorithm}"
+        what = f"The data in {out / 'data'}"
     source = _read_prompts(config)
-    path = out / "evaluation" / "result.json"
+    path = out / folder / "result.json"
     made_of = fingerprint(_made_of(config, manifest))
     if (done := _already_measured(path, made_of, _settings(config, manifest), config.overwrite)) is not None:
         print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
         return _finish(done, path)
-    draft = load_draft(out / "draft")
-    made_for = manifest["target"]
+    draft = ready or load_draft(out / "draft")
+    made_for = manifest.get("target") or {}
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
     allow = config.target.allow_other_target
     warnings = [
         *(f"When the draft was trained: {one}" for one in manifest.get("warnings") or []),
-        *check_fit(made_for, target.identity(), allow, f"The draft in {out / 'draft'}"),
+        *check_fit(made_for, target.identity(), allow, what),
     ]
-    module: nn.Module = draft
-    module.to(target.device, target.dtype)
+    if isinstance(draft, TrainableDraft):
+        module: nn.Module = draft
+        module.to(target.device, target.dtype)
     prompts, excluded = _prompts(source, config, target)
     papers = Papers(
         command=command("evaluate"),
         fingerprint=made_of,
         settings=_settings(config, manifest),
-        draft=_describe(draft, manifest),
-        training=_history(out / "history.jsonl"),
+        draft=_describe(config, draft, manifest),
+        training=_history(out / "history.jsonl") if ready is None else [],
         prompt_source=source.name,
         excluded=excluded,
         warnings=warnings,
@@ -148,6 +155,19 @@ def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
     return read_manifest(out / "draft", command("train"), ("fingerprint", "target.name"))
 
 
+def _untrained_manifest(config: Config, out: Path) -> dict[str, Any]:
+    """What a trained draft's manifest would say of one that has nothing to train; makes missing prompts if asked."""
+    made = plain(config.draft)
+    manifest = {"fingerprint": fingerprint(made), "recipe": {"draft": made}}
+    if config.evaluate.prompts is not None:
+        return manifest
+    if config.auto_prepare and not (out / "data" / "manifest.json").is_file():
+        from deepspec.prepare import run as prepare
+
+        prepare(config)
+    return manifest | {"target": read_manifest(out / "data", command("prepare"))["inputs"]["target"]}
+
+
 def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
     """UserError where the draft, the settings and (if their prompts are used) the data are not of one make."""
     what, again = f"The draft in {out / 'draft'}", command("train")
@@ -216,13 +236,14 @@ def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prom
     return kept, excluded
 
 
-def _describe(draft: TrainableDraft, manifest: dict[str, Any]) -> dict[str, Any]:
-    parameters = list(draft.parameters())
+def _describe(config: Config, draft: Drafter | TrainableDraft, manifest: dict[str, Any]) -> dict[str, Any]:
+    parameters = list(draft.parameters()) if isinstance(draft, TrainableDraft) else []
+    name = draft.config.model_type if isinstance(draft, TrainableDraft) else config.draft.algorithm
     return {
-        "algorithm": str(draft.config.model_type),
+        "algorithm": str(name),
         "parameters": sum(p.numel() for p in parameters),
         "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-        "capture_layers": draft.capture_layers,
+        "capture_layers": list(draft.capture_layers),
         "manifest": manifest,
     }
 

@@ -241,7 +241,7 @@ class Batch:
         """Verify; the round's one transfer from the device is here."""
         proposal, samplings = trial.proposal, [row.request.sampling for row in self.rows]
         # A sum is NaN if any part is; the −inf of a masked-out vocabulary entry is none.
-        broken = logits.sum(-1).isnan()
+        broken = logits.sum(-1).isnan().any(-1)
         if (seen := self._seen()) is not None:
             logits = penalise_paths(logits, trial.tokens, trial.layout.visible, seen, samplings)
         if proposal.tokens.shape[1] == 0:
@@ -261,10 +261,6 @@ class Batch:
         if verdict.path is not None:
             accepted = accepted.gather(1, verdict.path)
             path = torch.cat([torch.zeros_like(verdict.path[:, :1]), verdict.path + 1], 1)
-            broken = broken.gather(1, path)
-        # Logits that are not numbers matter where the accepted text stands; elsewhere nobody would have looked.
-        steps = torch.arange(broken.shape[1], device=broken.device)
-        broken = (broken & (steps <= verdict.length[:, None])).any(-1)
         depth = verdict.length if trial.shape is None else trial.shape.depth
         sound = torch.ones_like(broken) if trial.sound is None else trial.sound
         columns = torch.stack([verdict.length, verdict.next_token, broken.long(), depth, sound.long()], 1)

@@ -9,10 +9,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from deepspec.drafts.contract import TrainableDraft
+from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.drafts.eagle import EagleDraft, EagleOptions
 from deepspec.drafts.eagle3 import Eagle3Draft, Eagle3Options
 from deepspec.drafts.mtp import MtpDraft, MtpOptions
+from deepspec.drafts.ngram import NgramDraft, NgramOptions
 from deepspec.drafts.standalone import StandaloneDraft, StandaloneOptions
 from deepspec.errors import UserError
 
@@ -22,7 +23,7 @@ DRAFTS: dict[str, tuple[type[Any], type[Any]]] = {
     "mtp": (MtpOptions, MtpDraft),
     "standalone": (StandaloneOptions, StandaloneDraft),
 }
-
+UNTRAINED: dict[str, tuple[type[Any], type[Any]]] = {"ngram": (NgramOptions, NgramDraft)}
 
 WEIGHTS = "model.safetensors"
 # Of a draft's configuration: what decides how it learns, or where it comes from, but not what it computes.
@@ -34,11 +35,18 @@ FREE = {
 
 def option_classes() -> dict[str, type[Any]]:
     """Algorithm name → the dataclass of its hyper-parameters."""
-    return {name: options for name, (options, _) in DRAFTS.items()}
+    return {name: options for name, (options, _) in (DRAFTS | UNTRAINED).items()}
+
+
+def untrained_draft(options: Any) -> Drafter | None:
+    """The draft itself, where it has nothing to train; None for those that have."""
+    return UNTRAINED[options.algorithm][1](options) if options.algorithm in UNTRAINED else None
 
 
 def new_draft(options: Any, target: Any, target_ids: Tensor | None) -> TrainableDraft:
     """A fresh draft for `target`. target_ids: [Vd] ascending target ids, None = the whole vocabulary."""
+    if options.algorithm in UNTRAINED:
+        raise UserError(f"The draft {options.algorithm} has nothing to train; evaluate it as it is.")
     if options.algorithm not in DRAFTS:
         raise UserError(
             f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(DRAFTS))}."

@@ -1,12 +1,45 @@
-"""Drafts for the engine's own tests: trees of any shape, from a table or around a known answer."""
+"""Right answers by another library, and drafts that propose trees of any shape."""
 
+import functools
 import random
 import zlib
 
 import torch
 
+from deepspec.decoding import Result
 from deepspec.decoding.trees import children_of
 from deepspec.drafts.contract import Proposal, StaticTree
+from tests.models import tiny_model
+
+NEW = 40
+
+
+@functools.cache
+def _generated(
+    family: str, prompt: tuple[int, ...], count: int, eos: int | None, penalty: float
+) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = tiny_model(family).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=0,
+        repetition_penalty=penalty,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def reference(
+    family: str, prompt: list[int], count: int = NEW, eos: int | None = None, penalty: float = 1.0
+) -> list[int]:
+    """Greedy text by `transformers.generate`."""
+    return list(_generated(family, tuple(prompt), count, eos, penalty))
+
+
+def tokens_of(results: list[Result]) -> list[list[int]]:
+    return [result.tokens for result in results]
 
 
 def random_parents(draw: random.Random, nodes: int, deepest: int) -> list[int]:

@@ -16,6 +16,25 @@ PROMPT = [1, 3]
 Text = tuple[int, ...]
 
 
+class Primed(Target):
+    """Reads `PROMPT` once and hands every further request a copy: thousands of them are what takes the time."""
+
+    def forward(self, tokens, state, layout, logits_at=0, layers=()):
+        if state.lengths != [0] or tokens.tolist() != [PROMPT]:
+            return super().forward(tokens, state, layout, logits_at, layers)
+        read = self.__dict__.setdefault("read", {})
+        if tuple(layers) not in read:
+            output = super().forward(tokens, state, layout, logits_at, layers)
+            count = len(PROMPT)
+            kept = [(layer.keys[:, :, :count], layer.values[:, :, :count]) for layer in state.buffers]
+            read[tuple(layers)] = output, [(keys.clone(), values.clone()) for keys, values in kept]
+        output, kept = read[tuple(layers)]
+        state.plan(layout)
+        for layer, (keys, values) in zip(state.buffers, kept, strict=True):
+            layer.update(keys, values)
+        return output
+
+
 @functools.cache
 def target() -> Target:
     torch.manual_seed(3)
@@ -23,7 +42,7 @@ def target() -> Target:
         vocab_size=WORDS,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=64,
@@ -32,8 +51,8 @@ def target() -> Target:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(std=0.6)
-    return Target(model, None, "four words")
+                parameter.normal_(std=0.4)
+    return Primed(model, None, "four words")
 
 
 @functools.cache
