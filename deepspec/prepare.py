@@ -37,6 +37,8 @@ def run(config: Config) -> Path:
         draft_vocab_size=getattr(config.draft, "vocab_size", None),
         generate=answerer(target, config),
         retry_errors=config.retry_errors,
+        overwrite=config.overwrite,
+        made_by=command("prepare"),
     )
     if config.audit:
         print(

@@ -74,11 +74,29 @@ class Precision(Enum):
 
 
 class Rule(Enum):
-    """How drafted tokens are accepted; `auto` is greedy at temperature 0 and token rejection above it."""
+    """How drafted tokens are accepted; `auto` is greedy at temperature 0, and above it block verification of
+    chains and token rejection down the branches of trees."""
 
     auto = "auto"
     greedy = "greedy"
     token = "token"
+    block = "block"
+
+
+class Tree(Enum):
+    """What a draft that can branch proposes: `none` is a chain, `static` a given shape, `dynamic` one that follows
+    the draft's probabilities (EAGLE-2)."""
+
+    none = "none"
+    static = "static"
+    dynamic = "dynamic"
+
+
+class Children(Enum):
+    """Of a static tree's node: the most probable tokens, or tokens drawn without replacement."""
+
+    deterministic = "deterministic"
+    sampled = "sampled"
 
 
 @dataclass
@@ -178,10 +196,19 @@ class TrainConfig:
 class DecodeConfig:
     rule: Rule = Rule.auto
     k: int = 5  # drafted tokens a round; evaluate uses it only when evaluate.sweep is []
+    tree: Tree = Tree.none  # its size then stands below, and k and evaluate.sweep do not matter
+    # static: each node's parent, -1 = the pending token; this default is a shape for trying, tuned to no draft
+    tree_parents: list[int] = field(default_factory=lambda: [-1, -1, -1, 0, 0, 0, 1, 3, 3, 4, 7, 7, 10])
+    children: Children = Children.deterministic  # static
+    tree_depth: int = 5  # dynamic: levels
+    tree_top_k: int = 4  # dynamic: nodes a level that grow on, and children of each
+    tree_total_tokens: int = 24  # dynamic: nodes verified
     temperature: float = 0.0
     top_k: int = 0  # 0 = off
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0  # of tokens in prompt and answer; 1 = off
+    stop: list[str] = field(default_factory=list)  # strings that end an answer, beside the end tokens
     max_new_tokens: int = 128
     seed: int = 0
 
@@ -214,5 +241,6 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it
     auto_prepare: bool = False  # a stage whose input is missing makes it
+    overwrite: bool = False  # replace what lies in `out`, made with other settings; else a stage refuses
     audit: bool = False  # prepare: also write audit.html, rows coloured by their loss mask
     retry_errors: bool = False  # prepare: ask the servers again for answers that failed in an earlier run

@@ -2,11 +2,12 @@
 
 A batch is a chunk of the prompts sorted by content, so it is the same whatever the order of the files, and a
 stopped run repeats at most one batch. Its file is named after everything that decides it; another setting
-never meets an old answer.
+never meets an old answer, and one that decides nothing about answers meets them all again.
 """
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,27 +41,41 @@ class Regenerated:
 class Batches:
     """Runs `generate` batch by batch, each result kept as one file under `work`.
 
-    recipe: what else decides an answer (target, sampling, limits); it goes into the files' names.
+    recipe: what else decides an answer (target, sampling, limits); it goes into the files' names. earlier: a
+    folder of finished batches (`keep`), read and not written.
     """
 
-    def __init__(self, generate: Generate, work: Path, recipe: Mapping[str, Any]) -> None:
+    def __init__(
+        self, generate: Generate, work: Path, recipe: Mapping[str, Any], earlier: Path | None = None
+    ) -> None:
         self.generate = generate
         self.work = work
         self.recipe = dict(recipe)
+        self.places = [work] if earlier is None else [work, earlier]
+        self.used: dict[str, Path] = {}
         work.mkdir(parents=True, exist_ok=True)
 
     def answers(self, prompts: list[list[int]], seeds: list[int]) -> tuple[list[list[int]], bool]:
         """Answers of one batch, and whether an earlier run had made them."""
         content = {"recipe": self.recipe, "prompts": prompts, "seeds": seeds}
-        path = self.work / f"{fingerprint(content)}.json"
-        kept = self._read(path, len(prompts))
-        if kept is not None:
-            return kept, True
+        name = f"{fingerprint(content)}.json"
+        for place in self.places:
+            kept = self._read(place / name, len(prompts))
+            if kept is not None:
+                self.used[name] = place / name
+                return kept, True
+        path = self.used[name] = self.work / name
         made = [[int(token) for token in answer] for answer in self.generate(prompts, seeds)]
         partial = path.with_suffix(f".partial-{os.getpid()}")
         partial.write_text(json.dumps(made), encoding="utf-8")
         os.replace(partial, path)
         return made, False
+
+    def keep(self, folder: Path) -> None:
+        """Copy every batch that was used into `folder`."""
+        folder.mkdir()
+        for name, path in self.used.items():
+            shutil.copyfile(path, folder / name)
 
     @staticmethod
     def _read(path: Path, count: int) -> list[list[int]] | None:

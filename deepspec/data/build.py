@@ -10,7 +10,17 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
+from deepspec.artifacts import (
+    MANIFEST,
+    check_whole,
+    differences,
+    fingerprint,
+    new_artifact,
+    plain,
+    read_manifest,
+    refuse_to_replace,
+    without_name,
+)
 from deepspec.config.schema import Answers, DataConfig, Regenerate
 from deepspec.data.answers import Batches, Generate, Regenerated, regenerate, regenerated, samples_of
 from deepspec.data.augment import augment, read_augmentations
@@ -30,6 +40,7 @@ from deepspec.errors import UserError
 
 FORMAT = 2  # of the artifact; goes up when equal inputs give other rows than before
 MAKE = "python -m deepspec.prepare"
+ANSWERS = "answers"  # in the artifact: the target's answers as generated, for data of other settings
 
 
 @dataclass(frozen=True)
@@ -56,8 +67,13 @@ def build(
     generate: Generate,
     retry_errors: bool = False,
     say: Callable[[str], None] = print,
+    overwrite: bool = False,
+    made_by: str = MAKE,
 ) -> dict[str, Any]:
     """Write the data artifact `folder`, unless it is there already, made of the same things; its manifest.
+
+    One that was made of other things stays, and is an error, unless `overwrite`. made_by: the command that
+    makes it, for messages.
 
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
     beside `folder` until the artifact is whole, so a stopped run loses at most one. retry_errors: ask servers
@@ -82,14 +98,20 @@ def build(
     name = _made_of(inputs)
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder, MAKE)
-        again = retry_errors and manifest.get("counts", {}).get("failed", 0)
-        if _made_of(manifest.get("inputs", {})) == name and not again:
+        manifest = read_manifest(folder, made_by, ("inputs.target.name", "inputs.draft_vocab_size"))
+        same = _made_of(manifest["inputs"]) == name
+        again = same and retry_errors and manifest.get("counts", {}).get("failed", 0)
+        if same and not again:
+            check_whole(folder, manifest, made_by)
             gathered.store.close()
-            _tidy(work, manifest)
+            shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
-        say(f"{folder} was made of other settings, prompts or target: making it anew.")
+        difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
+        if not overwrite and not again:
+            raise refuse_to_replace(folder, difference)
+        other = f"was made with other settings ({difference}): replacing it (overwrite=true)."
+        say(f"{folder} {'lacks answers: asking the servers again.' if again else other}")
     reader = Reader(template, settings.max_length, target.vocab_size, gathered.tally, settings.supervise)
     recipe = {
         "target": without_name(target.identity),
@@ -99,30 +121,23 @@ def build(
         "batch_size": settings.batch_size,
     }
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    with stored(work), _answerer(settings, work, recipe, generate, retry_errors) as answerer:
+    engine = Batches(generate, work, recipe, earlier=folder / ANSWERS)
+    with stored(work), _answerer(settings, engine, folder / ANSWERS, retry_errors) as answerer:
         prompts = _documents(settings, reader, gathered.store, answerer)
         _write(folder, manifest, target, reader, gathered, prompts, answerer)
     gathered.store.close()
-    _tidy(work, manifest)
+    shutil.rmtree(work, ignore_errors=True)
     say(summary(manifest, folder))
     return manifest
 
 
-def _tidy(work: Path, manifest: Mapping[str, Any]) -> None:
-    """Remove what is done with; the servers' answers stay as long as some are missing."""
-    if manifest.get("counts", {}).get("failed", 0):
-        (work / "conversations.sqlite").unlink(missing_ok=True)
-    else:
-        shutil.rmtree(work, ignore_errors=True)
-
-
 @contextmanager
 def _answerer(
-    settings: DataConfig, work: Path, recipe: dict[str, Any], generate: Generate, retry_errors: bool
+    settings: DataConfig, engine: Batches, earlier: Path, retry_errors: bool
 ) -> Iterator[Batches | Server]:
-    """What answers: the engine in batches, or servers."""
+    """What answers: the engine in batches, or servers. earlier: the answers of an artifact made before."""
     if settings.regenerate is Regenerate.engine or settings.answers is Answers.given:
-        yield Batches(generate, work, recipe)
+        yield engine
         return
     sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.server_args)
     pool = Pool(
@@ -133,8 +148,9 @@ def _answerer(
         timeout=settings.timeout,
         retries=settings.retries,
     )
-    ledger = Ledger(work / "answers.sqlite")
+    ledger = Ledger(engine.work / "answers.sqlite")
     try:
+        ledger.take_over(earlier)
         if retry_errors:
             ledger.forget_failures()
         asked = {"model": pool.model, "seed": settings.seed, **sampling.body(0)}
@@ -142,6 +158,13 @@ def _answerer(
     finally:
         pool.close()
         ledger.close()
+
+
+def _by_setting(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """An artifact's inputs under the names of the settings, for a person."""
+    named = {key: value for key, value in inputs.items() if key not in ("settings", "draft_vocab_size")}
+    named["target"] = without_name(inputs.get("target", {}))
+    return {**named, "data": inputs.get("settings"), "draft.vocab_size": inputs.get("draft_vocab_size")}
 
 
 def _made_of(inputs: Mapping[str, Any]) -> str:
@@ -187,6 +210,7 @@ def _write(
     with new_artifact(folder, manifest) as new:
         save_documents(new, documents)
         save_prompts(new, prompts)
+        answerer.keep(new / ANSWERS)
         save_draft_vocab(new, vocab.target_ids)
         splits: tuple[Split, ...] = ("train", "held_out")
         rows: dict[str, int] = {
@@ -196,12 +220,6 @@ def _write(
             write_jsonl(new / "rejects.jsonl", tally.rejects)
         if gathered.overlaps:
             write_jsonl(new / "overlaps.jsonl", gathered.overlaps)
-        if isinstance(answerer, Server):
-            records = (
-                {key: value for key, value in item.items() if key != "message"}
-                for _, item in answerer.ledger.answers()
-            )
-            write_jsonl(new / "server_answers.jsonl", records)
         manifest["template"] = own
         manifest["counts"] = {
             **counts(gathered.store, rows, reader.max_length, len(prompts)),

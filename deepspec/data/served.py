@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -47,6 +48,10 @@ class Server:
     ledger: Ledger
     recipe: dict[str, Any]
     seed: int
+
+    def keep(self, folder: Path) -> None:
+        """Write every answer that was used into `folder`."""
+        self.ledger.keep(folder)
 
     def regenerate(self, store: Store, template: ChatTemplate, *, samples: int, tally: Tally) -> None:
         """Answer the marked conversations; a turn without an answer ends its conversation and is

@@ -12,7 +12,9 @@ from tqdm import tqdm
 
 from deepspec.config.schema import Config, DecodeConfig
 from deepspec.decoding import Engine
+from deepspec.decoding.engine import tree_of
 from deepspec.decoding.request import Request, Result, Sampling
+from deepspec.decoding.trees import longest_path, size_of
 from deepspec.drafts.contract import Drafter
 from deepspec.errors import UserError
 from deepspec.evaluation.bare import draft_steps, logits_two_ways, verify_steps
@@ -111,8 +113,9 @@ class _Evaluation:
         if settings.threads > 0:
             torch.set_num_threads(settings.threads)
         self.main, self.sweep, self.overlap = choose(prompts, settings.max_prompts, settings.sweep_prompts)
-        self.ks = sorted(set(settings.sweep)) if self.sweep else []
-        self.k = decode.k
+        self.tree = tree_of(decode)
+        self.ks = sorted(set(settings.sweep)) if self.sweep and self.tree is None else []
+        self.k = decode.k if self.tree is None else longest_path(self.tree)
         self.dtype = str(self.target.dtype).removeprefix("torch.")
         self.plan = Plan(
             max_new_tokens=decode.max_new_tokens,
@@ -121,6 +124,7 @@ class _Evaluation:
             seed=decode.seed,
             repeats=settings.repeats,
             warmup=settings.warmup_prompts,
+            stop=tuple(decode.stop),
         )
         self.once = replace(self.plan, repeats=1, warmup=min(1, settings.warmup_prompts))
         self.meter = NoiseMeter()
@@ -149,7 +153,7 @@ class _Evaluation:
             step_times=steps,
             summary=summarise([], resamples=100),
             categories={},
-            warnings=self.papers.warnings,
+            warnings=[*self.papers.warnings, *self._chains_for_trees(records)],
             training=self.papers.training,
             records=records,
         )
@@ -171,7 +175,7 @@ class _Evaluation:
         return replace(hooks, meter=self.meter) if metered else hooks
 
     def _speculative(self, k: int) -> Decode:
-        return _decode(Engine(self.target, self.draft, k=k, rule=self.config.decode.rule.value))
+        return _decode(Engine.configured(self.target, self.draft, self.config.decode, k))
 
     def _sweep(self) -> list[SweepPoint]:
         """Try every K on a few prompts, all interleaved with plain decoding; keep the fastest."""
@@ -235,8 +239,19 @@ class _Evaluation:
             arms[FASTEST] = self.fastest
         results = measure(self.main, arms, self.plan, self._hooks(f"measuring, K={self.k}", metered=True))
         greedy = self.plan.sampling.temperature == 0
-        proof = logits_two_ways(self.target, self.k) if greedy else None
+        read = self.k if self.tree is None else size_of(self.tree)
+        proof = logits_two_ways(self.target, read, self.plan.sampling.repetition_penalty) if greedy else None
         return records(self.main, results, self._text, proof)
+
+    def _chains_for_trees(self, records: list[PromptRecord]) -> list[str]:
+        """A draft that cannot branch takes no notice of `decode.tree`; whoever reads the result should."""
+        rounds = [r for record in records for d in record.speculative for r in d.rounds if not r.cut]
+        if self.tree is None or any(r.scheduled != r.verified for r in rounds):
+            return []
+        asked = self.config.decode.tree.value
+        return [
+            f"decode.tree={asked} was asked for, and this draft proposed chains of up to {self.k} tokens."
+        ]
 
     def _settings(self) -> dict[str, Any]:
         """The configuration, with the K that was measured."""
@@ -267,7 +282,7 @@ class _Evaluation:
     def _step_times(self, records: list[PromptRecord]) -> StepTimes | None:
         """Bare step times at the middle of a typical answer, for rounds as long as those measured."""
         rounds = [r for record in records for d in record.speculative for r in d.rounds]
-        if not rounds:
+        if not rounds or self.tree is not None:  # a tree's step times are not those of a chain of its depth
             return None
         middle = sorted(range(len(records)), key=lambda i: self._context(records[i]))[len(records) // 2]
         answer = records[middle].speculative[0].tokens
@@ -340,14 +355,17 @@ def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
 
 
 def _sampling(decode: DecodeConfig) -> Sampling:
-    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
+    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p, decode.repetition_penalty)
 
 
 def _rule(decode: DecodeConfig) -> str:
-    """The rule that `auto` means."""
+    """The rule that `auto` means, for the shape that is asked for."""
+    if decode.tree.value != "none":
+        kind = "greedy" if decode.temperature == 0 else f"{decode.children.value}-children"
+        return f"{kind} {decode.tree.value}-tree"
     if decode.rule.value != "auto":
         return decode.rule.value
-    return "greedy" if decode.temperature == 0 else "token"
+    return "greedy" if decode.temperature == 0 else "block"
 
 
 def _decode(engine: Engine) -> Decode:

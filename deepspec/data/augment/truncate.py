@@ -19,7 +19,7 @@ class Truncate:
 
     def __call__(self, messages: Sequence[Message], draw: random.Random) -> list[Message] | None:
         last = max(index for index, message in enumerate(messages) if message["role"] == "user")
-        text = messages[last]["content"]
+        text = messages[last]["content"].strip()
         starts = [at for at in range(1, len(text)) if text[at - 1].isspace() and not text[at].isspace()]
         keep = max(self.words, round(draw.uniform(self.shortest, self.longest) * (len(starts) + 1)))
         if keep > len(starts):
