@@ -112,6 +112,7 @@ def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
         "evaluate": plain(config.evaluate),
         "prompts": prompts_sha256(_prompts_file(config)),
         "system": config.data.system,
+        **({"template": plain(config.data.template_args)} if config.data.template_args else {}),
     }
 
 
@@ -217,13 +218,15 @@ def _read_prompts(config: Config) -> _Source:
 def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
     """All prompts that can be decoded, by the target's chat template; how many were left out, by reason."""
     prompts = list(source.ready)
-    template = ChatTemplate(target.tokenizer, target.eos)
+    template = ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)
     for conversation in source.conversations:
         messages = list(conversation.with_system(config.data.system).messages)
         if conversation.has_answer:
             messages = messages[:-1]
         try:
-            tokens = tuple(template.prompt(messages))
+            if conversation.row is not None:
+                raise BadRow("ready-made tokens", "a prompt is text")
+            tokens = tuple(template.prompt(messages, conversation.tools))
         except BadRow as error:
             source.tally.bad(error, str(source.path), conversation.line, conversation.id)
             continue

@@ -9,6 +9,7 @@ from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Dtype, TargetConfig
 from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
+from deepspec.data.audit import write_audit
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Sampling
 from deepspec.target import Target, load_target
@@ -37,7 +38,12 @@ def run(config: Config) -> Path:
         generate=answerer(target, config),
         overwrite=config.overwrite,
         made_by=command("prepare"),
+        retry_errors=config.retry_errors,
     )
+    if config.audit:
+        print(
+            f"audit     {write_audit(folder, target.tokenizer, folder.parent / 'audit.html', command('prepare'))}"
+        )
     return folder
 
 

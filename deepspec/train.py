@@ -24,6 +24,7 @@ from deepspec.artifacts import (
 )
 from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Precision, Tracker
+from deepspec.data.build import deciding
 from deepspec.data.dataset import load_draft_vocab, load_rows
 from deepspec.data.prompts import prompts_sha256
 from deepspec.drafts.contract import TrainableDraft
@@ -121,7 +122,7 @@ def _stale(config: Config, folder: Path) -> str:
     The prompts file counts by its content, wherever it lies. One that is no longer there cannot have changed.
     """
     manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
-    now = {f"data.{key}": value for key, value in plain(config.data).items()}
+    now = {f"data.{key}": value for key, value in deciding(config.data).items()}
     now["draft.vocab_size"] = getattr(config.draft, "vocab_size", None)
     then = {f"data.{key}": value for key, value in manifest["config"].items()}
     then["draft.vocab_size"] = manifest["inputs"]["draft_vocab_size"]

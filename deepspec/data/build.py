@@ -2,7 +2,9 @@
 
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,16 +25,19 @@ from deepspec.artifacts import (
     refuse_to_replace,
     without_name,
 )
-from deepspec.config.schema import Answers, DataConfig, OnError
+from deepspec.config.schema import Answers, DataConfig, OnError, Regenerate
 from deepspec.data.answers import Batches, Generate, Regenerated, regenerate, regenerated, samples_of
 from deepspec.data.conversation import Conversation, Tally
 from deepspec.data.dataset import save_documents, save_draft_vocab, save_prompts, save_rows, write_jsonl
 from deepspec.data.documents import Reader
 from deepspec.data.hygiene import Hygiene
+from deepspec.data.ledger import Ledger
 from deepspec.data.prompts import iter_prompts, prompts_sha256
 from deepspec.data.selection import builtin_prompts, hold_out, to_regenerate
+from deepspec.data.served import NO_ANSWER, Server
+from deepspec.data.servers import Pool, Sampling
 from deepspec.data.shapes import check_columns
-from deepspec.data.store import Split, Store
+from deepspec.data.store import Split, Store, stored
 from deepspec.data.summary import counts, summary
 from deepspec.data.template import ChatTemplate, check_system
 from deepspec.data.vocab import check_vocab_size, choose_draft_vocab, count_supervised
@@ -80,6 +85,7 @@ def build(
     *,
     draft_vocab_size: int | None,
     generate: Generate,
+    retry_errors: bool = False,
     say: Callable[[str], None] = print,
     overwrite: bool = False,
     made_by: str = MAKE,
@@ -90,8 +96,9 @@ def build(
     makes it, for messages.
 
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
-    beside `folder` until the artifact is whole, so a stopped run loses at most one. `UserError` for settings,
-    files or rows that cannot be used, before anything is generated.
+    beside `folder` until the artifact is whole, so a stopped run loses at most one. retry_errors: ask servers
+    again for what failed in an earlier run, also where the artifact is whole without it. `UserError` for
+    settings, files or rows that cannot be used, before anything is generated.
     """
     template = ChatTemplate(
         target.tokenizer,
@@ -112,15 +119,18 @@ def build(
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder, made_by, ("inputs.target.name", "inputs.draft_vocab_size"))
-        if _made_of(manifest["inputs"]) == name:
+        failed = manifest.get("counts", {}).get("failed", 0)
+        if _made_of(manifest["inputs"]) != name:
+            difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
+            if not overwrite:
+                raise refuse_to_replace(folder, difference)
+            say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
+        elif not (retry_errors and failed):
             check_whole(folder, manifest, made_by)
-            shutil.rmtree(work, ignore_errors=True)
+            gathered.store.close()
+            _tidy(work, manifest)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
-        difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
-        if not overwrite:
-            raise refuse_to_replace(folder, difference)
-        say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
     reader = Reader(template, settings.max_length, target.vocab_size, gathered.tally, settings.supervise)
     recipe = {
         "target": without_name(target.identity),
@@ -129,12 +139,15 @@ def build(
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
     }
-    batches = Batches(generate, work, recipe, earlier=folder / ANSWERS)
-    prompts = _documents(settings, reader, gathered.store, batches)
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    _write(folder, manifest, target, reader, gathered, prompts, batches)
+    with (
+        stored(work),
+        _answerer(settings, work, recipe, generate, retry_errors, folder / ANSWERS) as answerer,
+    ):
+        prompts = _documents(settings, reader, gathered.store, answerer)
+        _write(folder, manifest, target, reader, gathered, prompts, answerer)
     gathered.store.close()
-    shutil.rmtree(work, ignore_errors=True)
+    _tidy(work, manifest)
     say(summary(manifest, folder))
     return manifest
 
@@ -144,6 +157,47 @@ def _by_setting(inputs: Mapping[str, Any]) -> dict[str, Any]:
     named = {key: value for key, value in inputs.items() if key not in ("settings", "draft_vocab_size")}
     named["target"] = without_name(inputs.get("target", {}))
     return {**named, "data": inputs.get("settings"), "draft.vocab_size": inputs.get("draft_vocab_size")}
+
+
+def _tidy(work: Path, manifest: Mapping[str, Any]) -> None:
+    """Remove what is done with; the servers' answers stay as long as some are missing."""
+    if manifest.get("counts", {}).get("failed", 0):
+        (work / "conversations.sqlite").unlink(missing_ok=True)
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _answerer(
+    settings: DataConfig,
+    work: Path,
+    recipe: dict[str, Any],
+    generate: Generate,
+    retry_errors: bool,
+    earlier: Path,
+) -> Iterator[Batches | Server]:
+    """What answers: the engine in batches, or servers."""
+    if settings.regenerate is Regenerate.engine or settings.answers is Answers.given:
+        yield Batches(generate, work, recipe, earlier=earlier)
+        return
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.server_args)
+    pool = Pool(
+        settings.servers,
+        sampling,
+        model=settings.server_model,
+        concurrency=settings.concurrency,
+        timeout=settings.timeout,
+        retries=settings.retries,
+    )
+    ledger = Ledger(work / "answers.sqlite")
+    try:
+        if retry_errors:
+            ledger.forget_failures()
+        asked = {"model": pool.model, "seed": settings.seed, **sampling.body(0)}
+        yield Server(pool, ledger, asked, settings.seed)
+    finally:
+        pool.close()
+        ledger.close()
 
 
 def _made_of(inputs: Mapping[str, Any]) -> str:
@@ -171,7 +225,7 @@ def _write(
     reader: Reader,
     gathered: Gathered,
     prompts: list[dict[str, Any]],
-    batches: Batches,
+    answerer: Batches | Server,
 ) -> None:
     """Choose the draft vocabulary, pack, save; `manifest` gets the counts."""
     documents, tally = gathered.store.documents(), reader.tally
@@ -189,7 +243,8 @@ def _write(
     with new_artifact(folder, manifest) as new:
         save_documents(new, documents)
         save_prompts(new, prompts)
-        batches.keep(new / ANSWERS)
+        if isinstance(answerer, Batches):
+            answerer.keep(new / ANSWERS)
         save_draft_vocab(new, vocab.target_ids)
         splits: tuple[Split, ...] = ("train", "held_out")
         rows: dict[str, int] = {
@@ -199,10 +254,17 @@ def _write(
             write_jsonl(new / "rejects.jsonl", tally.rejects)
         if gathered.overlaps:
             write_jsonl(new / "overlaps.jsonl", gathered.overlaps)
+        if isinstance(answerer, Server):
+            records = (
+                {key: value for key, value in item.items() if key != "message"}
+                for _, item in answerer.ledger.answers()
+            )
+            write_jsonl(new / "server_answers.jsonl", records)
         manifest["template"] = own
         manifest["counts"] = {
             **counts(gathered.store, rows, reader.max_length, len(prompts)),
             "read": gathered.read,
+            "failed": sum(count for reason, count in tally.counts.items() if reason.endswith(NO_ANSWER)),
             "shapes": dict(sorted(tally.shapes.items())),
             "left_out": dict(sorted(tally.counts.items())),
             "noted": {key: count for key, count in sorted((reader.numbers + tally.notes).items()) if count},
@@ -227,6 +289,8 @@ def check_settings(settings: DataConfig) -> None:
     if settings.prompts is None and settings.builtin_prompts == 0:
         raise UserError("There are no prompts: set data.prompts to a file, or data.builtin_prompts above 0.")
     check_columns(settings.columns)
+    if settings.regenerate is Regenerate.servers and not settings.servers:
+        raise UserError("data.regenerate=servers needs data.servers: at least one base URL.")
     if settings.samples > 1 and settings.temperature == 0:
         raise UserError(
             "data.samples above 1 needs data.temperature above 0: greedy answers are all the same."
@@ -249,6 +313,11 @@ def gather(settings: DataConfig, work: Path | None = None) -> Gathered:
     file in the folder `work` (None: in a temporary file).
     """
     check_settings(settings)
+    with stored(work or Path(tempfile.gettempdir())):
+        return _gather(settings, work)
+
+
+def _gather(settings: DataConfig, work: Path | None) -> Gathered:
     tally = Tally(strict=settings.on_error is OnError.strict)
     store = Store(work / "conversations.sqlite" if work else None)
     hygiene = Hygiene(settings, store, tally)
@@ -279,7 +348,9 @@ def _keep(conversations: Iterable[Conversation], hygiene: Hygiene) -> None:
             hygiene.add(conversation)
 
 
-def _documents(settings: DataConfig, reader: Reader, store: Store, batches: Batches) -> list[dict[str, Any]]:
+def _documents(
+    settings: DataConfig, reader: Reader, store: Store, answerer: Batches | Server
+) -> list[dict[str, Any]]:
     """Split, answer, render: documents of both sides into the store; returns the held-out prompts."""
     tally = reader.tally
     reader.usable(store, settings.system, settings.answers is Answers.regenerated, settings.seed)
@@ -297,16 +368,19 @@ def _documents(settings: DataConfig, reader: Reader, store: Store, batches: Batc
             store.add_documents(n, reader.given(conversation))
         else:
             tally.drop_conversation(conversation, "no given answer, and not regenerated")
-    regenerate(
-        store,
-        reader.template,
-        batches,
-        batch_size=settings.batch_size,
-        longest_prompt=reader.longest_prompt,
-        seed=settings.seed,
-        samples=settings.samples,
-        tally=tally,
-    )
+    if isinstance(answerer, Server):
+        answerer.regenerate(store, reader.template, samples=settings.samples, tally=tally)
+    else:
+        regenerate(
+            store,
+            reader.template,
+            answerer,
+            batch_size=settings.batch_size,
+            longest_prompt=reader.longest_prompt,
+            seed=settings.seed,
+            samples=settings.samples,
+            tally=tally,
+        )
     prompts = []
     for n, conversation in store.conversations("anew", "id"):
         side = store.one("SELECT side FROM conversation WHERE n = ?", (n,))
