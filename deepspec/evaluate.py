@@ -21,16 +21,17 @@ from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.registry import load_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_data, check_fit, check_recipe, same_dtype
+from deepspec.evaluation.fit import check_data, check_recipe
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
 from deepspec.evaluation.run import Papers, Subject, check_settings, evaluate
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import Target, load_target
+from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.history import read as read_history
+from deepspec.training.saved_draft import load_draft
 
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 

@@ -29,8 +29,8 @@ from deepspec.data.prompts import prompts_sha256
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_fit, same_dtype
 from deepspec.target import Target, load_target
+from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import describe, join_processes, new_accelerator
 from deepspec.training.loop import Run, train

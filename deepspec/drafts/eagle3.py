@@ -32,26 +32,12 @@ from deepspec.drafts.contract import (
     TrainableDraft,
 )
 from deepspec.drafts.layers import MLP, Attention, Rotary, draft_shape
+from deepspec.drafts.options import Eagle3Options
 from deepspec.drafts.statistics import WITHOUT_CONFIDENCE, StepStatistics
 from deepspec.drafts.unrolled import SupervisedRows, shift, supervised, unrolled_attention
 from deepspec.drafts.warm_start import warm_start
-from deepspec.errors import UserError
 from deepspec.target.layout import additive_mask, chain, document_mask
 from deepspec.target.state import State
-
-
-@dataclass
-class Eagle3Options:
-    algorithm: str = "eagle3"
-    layers: int = 1
-    ttt_steps: int = 5  # draft steps unrolled in training
-    step_decay: float = 0.8  # weight of step s is step_decay^s
-    vocab_size: int | None = 8192  # draft vocabulary; null = the target's
-    capture_layers: list[int] | None = None  # target layers read; null = low, middle and high
-    intermediate_size: int | None = None  # null = the target's
-    norm_layers: bool = False  # EAGLE-3.1
-    normalised_feedback: bool = False  # EAGLE-3.1
-    start: str = "random"  # or "target": the first layer starts from the target's last one, where it fits
 
 
 class Eagle3Config(PreTrainedConfig):
@@ -173,8 +159,6 @@ class Eagle3Draft(TrainableDraft):
                 draft.target_ids.copy_(target_ids)
         if options.start == "target":
             config.started_from = warm_start(draft, target)
-        elif options.start != "random":
-            raise UserError(f"draft.start is {options.start!r}; it must be random or target.")
         return draft
 
     @property
