@@ -1,5 +1,10 @@
 """`python -m deepspec.train +recipe=…`: a data artifact and a target to a trained draft."""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("train")  # before the imports below, which take seconds
+
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -22,7 +27,7 @@ from deepspec.artifacts import (
     refuse_to_replace,
     without_name,
 )
-from deepspec.config.app import command, entry
+from deepspec.config.app import command
 from deepspec.config.schema import Config, Precision, Tracker
 from deepspec.data.dataset import load_draft_vocab, load_rows
 from deepspec.data.prompts import prompts_sha256
@@ -232,9 +237,3 @@ def _skipped(counters: Counters) -> list[str]:
         "finite: the draft has learnt from the others only. A lower train.learning_rate or train.precision=no "
         "avoids it."
     ]
-
-
-main = entry("train", run)
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Bounds of the numbers in the configuration, checked before any work; no other file states them."""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from math import isfinite
 from typing import Any
 
@@ -88,6 +89,14 @@ def check(config: Config) -> None:
             f"{config.decode.temperature}. Use decode.rule=auto, or decode.temperature=0."
         )
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
+    if is_dataclass(config.draft):
+        _check_draft(config.draft)
+
+
+def _check_draft(options: Any) -> None:
+    from deepspec.drafts.registry import check_options
+
+    check_options(options)
 
 
 def named(out: str) -> str:

@@ -4,6 +4,7 @@ Options and draft stand here as `module:class`, imported when they are asked for
 options of all and no draft, so options that live in a file without torch (`options.py`) keep it fast.
 """
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,15 @@ def check_target(options: Any, target: Any) -> None:
     """`UserError` if `target` cannot give this draft the features or layers that it reads."""
     target.require("features")
     target.check_layers(getattr(options, "capture_layers", None) or ())
+
+
+def check_loss_parts(options: Any, chosen: Iterable[str]) -> None:
+    """`UserError` for a part of the loss (`train.loss`) that this draft does not have."""
+    parts = _named(DRAFTS[options.algorithm][1]).loss_parts
+    # a draft whose parts depend on its options tells them when it is made
+    unknown = [name for name in chosen if isinstance(parts, tuple) and name not in parts]
+    if unknown:
+        raise UserError(f"train.loss.{unknown[0]}: the draft's loss has only the parts {', '.join(parts)}.")
 
 
 def new_draft(options: Any, target: Any, target_ids: "Tensor | None") -> "TrainableDraft":
