@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deepspec.artifacts import MANIFEST, write_json
-from deepspec.config.app import entry
+from deepspec.config.app import command, entry
 from deepspec.config.schema import Config, Dtype, TargetConfig
 from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
@@ -19,7 +19,7 @@ SETTLED = "target.json"
 def run(config: Config) -> Path:
     """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend."""
     folder = Path(config.out) / "data"
-    gathered = gather(config.data)
+    gathered = gather(config.data, work_folder(folder))
     target = _load(config.target, folder)
     facts = TargetFacts(
         tokenizer=target.tokenizer,
@@ -35,6 +35,8 @@ def run(config: Config) -> Path:
         facts,
         draft_vocab_size=getattr(config.draft, "vocab_size", None),
         generate=answerer(target, config),
+        overwrite=config.overwrite,
+        made_by=command("prepare"),
     )
     return folder
 
@@ -70,7 +72,7 @@ def _known_dtypes(folder: Path, settled: Path) -> dict[str, str]:
 def answerer(target: Target, config: Config) -> Generate:
     """The target's own answers by plain decoding, `data.batch_size` at a time."""
     engine = Engine(target, max_batch_size=config.data.batch_size)
-    sampling = Sampling(temperature=config.data.temperature)
+    sampling = Sampling(temperature=config.data.temperature, top_p=config.data.top_p)
 
     def generate(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
         requests = [

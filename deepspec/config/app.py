@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepspec.artifacts import only_process_in
+from deepspec.artifacts import check_places, free_space, only_process_in
 from deepspec.config.explain import explain, incomplete
 from deepspec.config.keys import schema_keys
 from deepspec.config.ranges import check
@@ -126,6 +126,7 @@ def _ready(composed: DictConfig, keys: dict[str, Any], taken: set[Path]) -> Conf
 
 
 def _run_alone(run: Callable[[Config], object], config: Config) -> None:
+    check_places(Path(config.out))
     with only_process_in(Path(config.out)):
         run(config)
 
@@ -144,7 +145,11 @@ def _about_disk(error: Exception) -> str | None:
         return None
     place = error.filename or "a file"
     if error.errno in DISK_FULL:
-        return f"The disk is full while writing {place}. Free some space and give the same command again."
+        there = next((one for one in Path(place).resolve().parents if one.is_dir()), Path.cwd())
+        return (
+            f"The disk is full while writing {place} ({free_space(there)}). Make room and give the same command "
+            "again."
+        )
     if error.errno in FORBIDDEN:
         return f"{place} cannot be written ({error.strerror}). Choose another folder with out=..."
     return None

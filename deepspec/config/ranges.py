@@ -27,6 +27,8 @@ BOUNDS: dict[str, Bound] = {
     "draft.vocab_size": AT_LEAST_1,
     "draft.capture_layers": AT_LEAST_0,
     "draft.intermediate_size": AT_LEAST_1,
+    "draft.hidden_size": AT_LEAST_1,
+    "draft.noise": AT_LEAST_0,
     "data.builtin_prompts": AT_LEAST_0,
     "data.regenerated_prompts": AT_LEAST_0,
     "data.held_out_prompts": AT_LEAST_0,
@@ -34,6 +36,16 @@ BOUNDS: dict[str, Bound] = {
     "data.max_new_tokens": AT_LEAST_2,
     "data.temperature": AT_LEAST_0,
     "data.batch_size": AT_LEAST_1,
+    "data.max_prompts": AT_LEAST_1,
+    "data.near_duplicates": FRACTION,
+    "data.decontaminate_words": AT_LEAST_2,
+    "data.min_characters": AT_LEAST_0,
+    "data.max_characters": AT_LEAST_1,
+    "data.top_p": NUCLEUS,
+    "data.samples": AT_LEAST_1,
+    "data.concurrency": AT_LEAST_1,
+    "data.timeout": POSITIVE,
+    "data.retries": AT_LEAST_0,
     "train.epochs": POSITIVE,
     "train.max_steps": AT_LEAST_1,
     "train.batch_size": AT_LEAST_1,
@@ -76,6 +88,7 @@ def check(config: Config) -> None:
 
     Null passes: where the type has it, it is a choice of its own.
     """
+    named(config.out)
     for key, (fits, words) in BOUNDS.items():
         section, name = key.split(".")
         value = getattr(getattr(config, section), name, None)
@@ -87,6 +100,15 @@ def check(config: Config) -> None:
         raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
     _check_decode(config.decode)
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
+
+
+def named(out: str) -> str:
+    """`out` itself; `UserError` if it is empty, and everything would be written into the current folder."""
+    if not out.strip():
+        raise UserError(
+            "`out` is empty: name a folder for everything this run makes, for example out=runs/mine."
+        )
+    return out
 
 
 def _check_capture_layers(layers: list[int] | None) -> None:

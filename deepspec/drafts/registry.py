@@ -1,19 +1,36 @@
-"""Every draft algorithm by name: its options, how a fresh one is made, how a saved one is loaded."""
+"""Every draft algorithm by name: its options, how a fresh one is made, how a saved one is loaded or started from."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from deepspec.drafts.contract import Drafter, TrainableDraft
+from deepspec.drafts.eagle import EagleDraft, EagleOptions
 from deepspec.drafts.eagle3 import Eagle3Draft, Eagle3Options
+from deepspec.drafts.mtp import MtpDraft, MtpOptions
 from deepspec.drafts.ngram import NgramDraft, NgramOptions
+from deepspec.drafts.standalone import StandaloneDraft, StandaloneOptions
 from deepspec.errors import UserError
 
-DRAFTS: dict[str, tuple[type[Any], type[Any]]] = {"eagle3": (Eagle3Options, Eagle3Draft)}
+DRAFTS: dict[str, tuple[type[Any], type[Any]]] = {
+    "eagle": (EagleOptions, EagleDraft),
+    "eagle3": (Eagle3Options, Eagle3Draft),
+    "mtp": (MtpOptions, MtpDraft),
+    "standalone": (StandaloneOptions, StandaloneDraft),
+}
 UNTRAINED: dict[str, tuple[type[Any], type[Any]]] = {"ngram": (NgramOptions, NgramDraft)}
+
+WEIGHTS = "model.safetensors"
+# Of a draft's configuration: what decides how it learns, or where it comes from, but not what it computes.
+FREE = {
+    *("model_type", "architectures", "transformers_version", "dtype", "_name_or_path"),
+    *("ttt_steps", "step_weights", "step_decay", "noise", "started_from", "init_from", "confidence"),
+}
 
 
 def option_classes() -> dict[str, type[Any]]:
@@ -37,7 +54,56 @@ def new_draft(options: Any, target: Any, target_ids: Tensor | None) -> Trainable
     target.require("features")
     draft = DRAFTS[options.algorithm][1].from_target(options, target, target_ids)
     target.check_layers(draft.capture_layers)
+    if folder := getattr(options, "init_from", None):
+        start_from(draft, Path(folder))
     return draft
+
+
+def start_from(draft: TrainableDraft, folder: Path) -> None:
+    """Give `draft` the weights of a saved draft that computes the same, and note it in its configuration.
+
+    UserError for another family (unless `init_conversions` has it), other sizes or settings, another draft
+    vocabulary, missing or unexpected tensors. Only a confidence head, and what a conversion names, may be new.
+    """
+    saved, what = load_draft(folder), f"draft.init_from={folder}"
+    kind, mine = saved.config.model_type, draft.config.model_type
+    conversion = draft.init_conversions.get(kind, () if kind == mine else None)
+    if conversion is None:
+        raise UserError(f"{what} is a {kind}, from which a {mine} cannot start.")
+    theirs, ours = _flat(saved.config.to_dict()), _flat(draft.config.to_dict())
+    differing = [
+        key
+        for key in sorted(theirs.keys() & ours.keys())
+        if key.partition(".")[0] not in FREE and theirs[key] != ours[key]
+    ]
+    if differing:
+        shown = "; ".join(f"{key} is {theirs[key]}, here {ours[key]}" for key in differing[:4])
+        raise UserError(f"{what} is another draft than the one configured: {shown}.")
+    given, wanted = saved.state_dict(), draft.state_dict()
+    new = ("confidence_head.", *conversion)
+    missing = sorted(name for name in wanted.keys() - given.keys() if not name.startswith(new))
+    unexpected = sorted(given.keys() - wanted.keys())
+    if missing or unexpected:
+        raise UserError(
+            f"{what} does not fit: missing tensors {missing[:4]}, unexpected ones {unexpected[:4]}."
+        )
+    ids = wanted.get("target_ids")
+    if ids is not None and not torch.equal(given["target_ids"].to(ids.device), ids):
+        raise UserError(
+            f"{what} has a draft vocabulary of other tokens than the data: its head means other words. Use the data it "
+            "was trained on, or start without it."
+        )
+    draft.load_state_dict(given, strict=False)
+    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:16]
+    draft.config.init_from = {"folder": str(folder), "model_type": kind, "sha256": digest}
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def load_draft(folder: Path) -> TrainableDraft:
