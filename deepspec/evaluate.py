@@ -1,5 +1,10 @@
 """`python -m deepspec.evaluate +recipe=X`: how much faster is decoding with the draft, for certain?"""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("evaluate")  # before the imports below, which take seconds
+
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,23 +19,26 @@ from deepspec.artifacts import (
     read_manifest,
     refuse_to_replace,
 )
-from deepspec.config.app import command, entry
+from deepspec.config.app import command
+from deepspec.config.ranges import check
 from deepspec.config.schema import Config, Dtype, OnError
 from deepspec.data.conversation import BadRow, Conversation, Tally
 from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.registry import load_draft, untrained_draft
+from deepspec.drafts.registry import untrained_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_data, check_fit, check_recipe, same_dtype
+from deepspec.evaluation.fit import check_data, check_recipe
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
-from deepspec.evaluation.run import Papers, Subject, check_settings, evaluate
+from deepspec.evaluation.run import Papers, Subject, evaluate
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import Target, load_target
+from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.history import read as read_history
+from deepspec.training.saved_draft import load_draft
 
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 
@@ -43,9 +51,8 @@ def run(config: Config) -> Path:
     UserError where a result of other settings is in the way, unless `config.overwrite`, and (after writing)
     when a greedy output differs from plain decoding and rounding is not the reason.
     """
-    check_settings(config)
-    if config.evaluate.prompts is not None and not Path(config.evaluate.prompts).is_file():
-        raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
+    check(config)
+    check_prompts(config)
     out = Path(config.out)
     ready = untrained_draft(config.draft)
     if ready is None:
@@ -88,6 +95,14 @@ def run(config: Config) -> Path:
     result = evaluate(config, subject, prompts, papers)
     save_result(result, path)
     return _finish(result, path)
+
+
+def check_prompts(config: Config) -> None:
+    """`UserError` for prompts of one's own (`evaluate.prompts`) that cannot be read; needs no data or draft."""
+    if config.evaluate.prompts is not None:
+        if not Path(config.evaluate.prompts).is_file():
+            raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
+        _read_prompts(config)
 
 
 def _finish(result: EvaluationResult, path: Path) -> Path:
@@ -256,9 +271,3 @@ def _history(path: Path) -> list[dict[str, Any]]:
     rows = read_history(path)
     every = max(1, -(-len(rows) // HISTORY_ROWS))
     return [row for i, row in enumerate(rows) if i % every == 0 or i == len(rows) - 1 or "tau" in row]
-
-
-main = entry("evaluate", run)
-
-if __name__ == "__main__":
-    main()

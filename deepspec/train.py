@@ -1,5 +1,10 @@
 """`python -m deepspec.train +recipe=…`: a data artifact and a target to a trained draft."""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("train")  # before the imports below, which take seconds
+
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -22,7 +27,7 @@ from deepspec.artifacts import (
     refuse_to_replace,
     without_name,
 )
-from deepspec.config.app import command, entry
+from deepspec.config.app import command
 from deepspec.config.schema import Config, Precision, Tracker
 from deepspec.data import deciding
 from deepspec.data.dataset import load_draft_vocab, load_rows
@@ -30,11 +35,12 @@ from deepspec.data.prompts import prompts_sha256
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_fit, same_dtype
 from deepspec.target import Target, load_target
+from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import describe, join_processes, new_accelerator
 from deepspec.training.loop import Run, train
+from deepspec.training.saved_draft import start_from
 from deepspec.training.trackers import new_tracker
 
 # Of the data's manifest, what is read here.
@@ -76,6 +82,8 @@ def _run(config: Config, processes: PartialState) -> Path:
         say(line)
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, _draft_vocab(out / "data", data))
+    if folder := getattr(config.draft, "init_from", None):
+        start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
@@ -233,9 +241,3 @@ def _skipped(counters: Counters) -> list[str]:
         "finite: the draft has learnt from the others only. A lower train.learning_rate or train.precision=no "
         "avoids it."
     ]
-
-
-main = entry("train", run)
-
-if __name__ == "__main__":
-    main()

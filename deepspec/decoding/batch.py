@@ -185,12 +185,11 @@ class Batch:
 
     def _propose(self) -> tuple[Proposal, list[int]]:
         """What the target is to verify, and how many tokens were drafted a row."""
-        longest = max(row.remaining for row in self.rows) - 1
+        longest = max(self._room())
         if self.draft is None or longest < 1:
             empty = torch.empty(len(self.rows), 0, dtype=torch.long, device=self.target.device)
             return Proposal(empty, [0] * len(self.rows)), [0] * len(self.rows)
-        # A chain is drafted no longer than can be kept. A tree keeps its shape, whatever its batch mates have
-        # left: what lies too deep is not verified (`_arrange`).
+        # A chain is drafted no longer than can be kept. A tree keeps its shape, whatever any row has left.
         count = min(self.how.k, longest) if self.how.tree is None else self.how.longest
         control = RoundControl(
             [row.request for row in self.rows],
@@ -205,16 +204,14 @@ class Batch:
         return self._schedule(proposal), list(proposal.length)
 
     def _schedule(self, proposal: Proposal) -> Proposal:
-        """How much of each row's proposal is verified now: here, all that the row can still keep.
+        """How much of each row's proposal the target reads now: here, of a chain what the row can still keep.
 
         Row by row, so that a request's rounds do not depend on what its batch mates have left. Columns that no
-        row needs are not read.
+        row needs are not read. Of a tree all is read, and what lies too deep not accepted (`_arrange`).
         """
-        left = [max(0, row.remaining - 1) for row in self.rows]
-        if proposal.parents is None:
-            lengths = [min(pair) for pair in zip(proposal.length, left, strict=True)]
-        else:
-            lengths = [length if room else 0 for length, room in zip(proposal.length, left, strict=True)]
+        if proposal.parents is not None:
+            return _narrowed(proposal, max(proposal.length))
+        lengths = [min(pair) for pair in zip(proposal.length, self._room(), strict=True)]
         return _narrowed(replace(proposal, length=lengths), max(lengths))
 
     def _arrange(self, proposal: Proposal) -> Trial:
@@ -228,10 +225,9 @@ class Batch:
             lengths = self._to_device(proposal.length)
             parents, sound = topological(proposal.parents, lengths)
             if self.how.sampled_children and isinstance(self.how.tree, StaticTree):
-                sound &= (parents == self._to_device(list(self.how.tree.parents))).all(-1) | (lengths == 0)
+                sound &= (parents == self._to_device(self.how.tree.parents)).all(-1)
             layout = tree_layout(self.state.lengths, parents)
-            deepest = self._to_device([max(0, row.remaining - 1) for row in self.rows])
-            shape = acceptance.Shape.of(parents, layout.visible, lengths, deepest)
+            shape = acceptance.Shape.of(parents, layout.visible, lengths, self._to_device(self._room()))
         if max(self.state.lengths) + tokens.shape[1] > self.target.max_positions:
             # Only tokens that the row cannot keep stand so far; a family with learned positions has none there.
             layout.positions.clamp_(max=self.target.max_positions - 1)
@@ -347,6 +343,10 @@ class Batch:
                 f"{name} proposed {count} tokens and parents of shape {list(parents.shape)}; there must be one for each "
                 "token and, where children are sampled, every node of decode.tree_parents."
             )
+
+    def _room(self) -> list[int]:
+        """Drafted tokens each row can still keep, with the target's own behind them."""
+        return [max(0, row.remaining - 1) for row in self.rows]
 
     def _seen(self) -> Tensor | None:
         """[B, V] bool, the tokens of each row's text; None where no row has a repetition penalty."""

@@ -18,11 +18,11 @@ from deepspec.config.schema import Config, DataConfig, Dtype, TargetConfig, Trai
 from deepspec.data.conversation import Conversation
 from deepspec.data.dataset import Document, save_draft_vocab, save_rows
 from deepspec.drafts.eagle3 import Eagle3Options
-from deepspec.drafts.registry import load_draft
 from deepspec.errors import UserError
 from deepspec.target import load_target
 from deepspec.training import history
 from deepspec.training.optimiser import Stepper, StepResult
+from deepspec.training.saved_draft import load_draft
 from tests.data.toy_tokenizers import chatml
 from tests.models import tiny_model
 

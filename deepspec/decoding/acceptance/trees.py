@@ -159,15 +159,13 @@ def _drawn_children(proposal: Proposal, q: Tensor, p: Tensor, shape: Shape) -> D
         passes = (p_x / q_now.gather(1, token[:, None])[:, 0]).clamp(max=1)
         accept.append(torch.where(inside, passes, 0.0))
         left_p[rows, parent] = torch.where(inside[:, None], residual(p_now, q_now), p_now)
-        left_q[rows, row] = _without(left_q[rows, row], token, proposal.vocab, inside & (q_x[:, 0] > 0))
+        left_q[rows, row] = _without(left_q[rows, row], token, proposal.vocab, inside)
     return DrawnChildrenLaw(torch.stack(accept, 1), shape, left_p)
 
 
 def _without(q: Tensor, token: Tensor, vocab: Tensor | None, where: Tensor) -> Tensor:
     """[B, Vd]: q with the token's share given to the others, in proportion; all zero if it had everything."""
-    index = token if vocab is None else torch.searchsorted(vocab, token.contiguous())
-    index = index.clamp(max=q.shape[-1] - 1)
-    taken = q.gather(1, index[:, None]) * where[:, None]
-    rest = q.scatter(1, index[:, None], q.gather(1, index[:, None]) - taken)
+    index = (token if vocab is None else torch.searchsorted(vocab, token.contiguous()))[:, None]
+    rest = q.scatter(1, index, torch.where(where[:, None], 0.0, q.gather(1, index)))
     total = rest.sum(-1, keepdim=True)
     return torch.where(total > 0, rest / total, rest)
