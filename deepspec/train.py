@@ -29,7 +29,7 @@ from deepspec.artifacts import (
 )
 from deepspec.config.app import command
 from deepspec.config.schema import Config, Precision, Tracker
-from deepspec.data.build import deciding
+from deepspec.data import deciding
 from deepspec.data.dataset import load_draft_vocab, load_rows
 from deepspec.data.prompts import prompts_sha256
 from deepspec.drafts.contract import TrainableDraft

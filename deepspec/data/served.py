@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -48,6 +49,10 @@ class Server:
     recipe: dict[str, Any]
     seed: int
 
+    def keep(self, folder: Path) -> None:
+        """Write every answer that was used into `folder`."""
+        self.ledger.keep(folder)
+
     def regenerate(self, store: Store, template: ChatTemplate, *, samples: int, tally: Tally) -> None:
         """Answer the marked conversations; a turn without an answer ends its conversation and is
         counted, as are those after a cut answer."""
@@ -78,6 +83,25 @@ class Server:
         for future in done:
             self._take(future.result(), store, template, tally)
         bar.update(len(done))
+
+    def chat(self, texts: list[str], seeds: list[int]) -> list[str | None]:
+        """Answers to single questions, in their order; None where one failed or was cut."""
+
+        def one(text: str, seed: int) -> str | None:
+            name = fingerprint([self.recipe, "chat", text, seed])
+            answer = self.ledger.answer(name)
+            if answer is None:
+                try:
+                    reply = self.pool.ask([{"role": "user", "content": text}], (), seed)
+                except Failure:
+                    return None
+                answer = {"message": reply.message, "finish_reason": reply.finish_reason}
+                answer |= {"usage": reply.usage, "model": reply.model}
+                self.ledger.keep_answer(name, answer)
+            return str(answer["message"]["content"]) if answer["finish_reason"] == FINISHED[0] else None
+
+        with ThreadPoolExecutor(self.pool.workers) as threads:
+            return list(threads.map(one, texts, seeds))
 
     def _jobs(self, store: Store, samples: int) -> Iterator[_Job]:
         for n, conversation in store.conversations("anew", "key"):

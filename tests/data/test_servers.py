@@ -213,7 +213,8 @@ def test_rows_are_the_servers_answers_turn_by_turn(tmp_path: Path, monkeypatch: 
         )
         assert row["tokens"][: len(prompt)] == prompt
     listed = [
-        json.loads(line) for line in (tmp_path / "data" / "server_answers.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (tmp_path / "data" / "answers" / "servers.jsonl").read_text().splitlines()
     ]
     assert Counter(item["finish_reason"] for item in listed) == {"stop": 14, "length": 1}
     assert all(item["usage"]["completion_tokens"] > 0 and item["model"] == "toy-model" for item in listed)
@@ -256,6 +257,8 @@ def test_failures_are_kept_counted_and_asked_again_on_request(tmp_path: Path) ->
         prepare(tmp_path / "data", settings)
         (tmp_path / "data" / "manifest.json").unlink()
         assert prepare(tmp_path / "data", settings)["counts"] == made["counts"]
+        listed = (tmp_path / "data" / "answers" / "failures.jsonl").read_text().splitlines()
+        assert sorted(json.loads(line)["turn"] for line in listed) == [0, 1]
         assert len(server.requests) == asked  # neither what is answered nor what failed
         broken = False
         mended = prepare(tmp_path / "data", settings, retry_errors=True)
