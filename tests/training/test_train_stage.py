@@ -33,8 +33,11 @@ VOCAB_SIZE = 40
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer, on disk."""
     folder = tmp_path_factory.mktemp("model")
-    copy.deepcopy(tiny_model("llama")).float().save_pretrained(folder)
-    chatml().save_pretrained(folder)
+    tokenizer, tiny = chatml(), copy.deepcopy(tiny_model("llama")).float()
+    torch.manual_seed(0)
+    tiny.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    tiny.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
