@@ -1,5 +1,10 @@
 """`python -m deepspec.evaluate +recipe=X`: how much faster is decoding with the draft, for certain?"""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("evaluate")  # before the imports below, which take seconds
+
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,23 +19,26 @@ from deepspec.artifacts import (
     read_manifest,
     refuse_to_replace,
 )
-from deepspec.config.app import command, entry
+from deepspec.config.app import command
+from deepspec.config.ranges import check
 from deepspec.config.schema import Config, Dtype, OnError
 from deepspec.data.conversation import BadRow, Conversation, Tally
 from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.registry import load_draft, untrained_draft
+from deepspec.drafts.registry import untrained_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_data, check_fit, check_recipe, same_dtype
+from deepspec.evaluation.fit import check_data, check_recipe
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
-from deepspec.evaluation.run import Papers, Subject, check_settings, evaluate
+from deepspec.evaluation.run import Papers, Subject, evaluate
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import Target, load_target
+from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.history import read as read_history
+from deepspec.training.saved_draft import load_draft
 
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 
@@ -38,14 +46,13 @@ HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 def run(config: Config) -> Path:
     """Measure the draft in `config.out`/draft; writes evaluation/result.json and report.html beside it.
 
-    A draft with nothing to train is measured as it is, into a folder named after it.
-    Returns the report's path. What was measured with the same draft and settings is not measured again.
+    A draft with nothing to train is measured as it is, into a folder named after it. Returns the report's path.
+    What was measured with the same draft and settings is not measured again.
     UserError where a result of other settings is in the way, unless `config.overwrite`, and (after writing)
     when a greedy output differs from plain decoding and rounding is not the reason.
     """
-    check_settings(config)
-    if config.evaluate.prompts is not None and not Path(config.evaluate.prompts).is_file():
-        raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
+    check(config)
+    check_prompts(config)
     out = Path(config.out)
     ready = untrained_draft(config.draft)
     if ready is None:
@@ -54,8 +61,8 @@ def run(config: Config) -> Path:
     else:
         manifest, folder = _untrained_manifest(config, out), f"evaluation_{config.draft.algorithm}"
         what = f"The data in {out / 'data'}"
-    path = out / folder / "result.json"
     source = _read_prompts(config)
+    path = out / folder / "result.json"
     made_of = fingerprint(_made_of(config, manifest))
     if (done := _already_measured(path, made_of, _settings(config, manifest), config.overwrite)) is not None:
         print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
@@ -63,9 +70,10 @@ def run(config: Config) -> Path:
     draft = ready or load_draft(out / "draft")
     made_for = manifest.get("target") or {}
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
+    allow = config.target.allow_other_target
     warnings = [
         *(f"When the draft was trained: {one}" for one in manifest.get("warnings") or []),
-        *check_fit(made_for, target.identity(), config.target.allow_other_target, what),
+        *check_fit(made_for, target.identity(), allow, what),
     ]
     if isinstance(draft, TrainableDraft):
         module: nn.Module = draft
@@ -87,6 +95,14 @@ def run(config: Config) -> Path:
     result = evaluate(config, subject, prompts, papers)
     save_result(result, path)
     return _finish(result, path)
+
+
+def check_prompts(config: Config) -> None:
+    """`UserError` for prompts of one's own (`evaluate.prompts`) that cannot be read; needs no data or draft."""
+    if config.evaluate.prompts is not None:
+        if not Path(config.evaluate.prompts).is_file():
+            raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
+        _read_prompts(config)
 
 
 def _finish(result: EvaluationResult, path: Path) -> Path:
@@ -111,6 +127,7 @@ def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
         "evaluate": plain(config.evaluate),
         "prompts": prompts_sha256(_prompts_file(config)),
         "system": config.data.system,
+        **({"template": plain(config.data.template_args)} if config.data.template_args else {}),
     }
 
 
@@ -164,9 +181,7 @@ def _untrained_manifest(config: Config, out: Path) -> dict[str, Any]:
         from deepspec.prepare import run as prepare
 
         prepare(config)
-    data = read_manifest(out / "data", command("prepare"), ("inputs.target.name",))
-    check_whole(out / "data", data, command("prepare"), only=HELD_OUT_PROMPTS)
-    return manifest | {"target": data["inputs"]["target"]}
+    return manifest | {"target": read_manifest(out / "data", command("prepare"))["inputs"]["target"]}
 
 
 def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
@@ -218,13 +233,15 @@ def _read_prompts(config: Config) -> _Source:
 def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
     """All prompts that can be decoded, by the target's chat template; how many were left out, by reason."""
     prompts = list(source.ready)
-    template = ChatTemplate(target.tokenizer, target.eos)
+    template = ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)
     for conversation in source.conversations:
         messages = list(conversation.with_system(config.data.system).messages)
         if conversation.has_answer:
             messages = messages[:-1]
         try:
-            tokens = tuple(template.prompt(messages))
+            if conversation.row is not None:
+                raise BadRow("ready-made tokens", "a prompt is text")
+            tokens = tuple(template.prompt(messages, conversation.tools))
         except BadRow as error:
             source.tally.bad(error, str(source.path), conversation.line, conversation.id)
             continue
@@ -254,9 +271,3 @@ def _history(path: Path) -> list[dict[str, Any]]:
     rows = read_history(path)
     every = max(1, -(-len(rows) // HISTORY_ROWS))
     return [row for i, row in enumerate(rows) if i % every == 0 or i == len(rows) - 1 or "tau" in row]
-
-
-main = entry("evaluate", run)
-
-if __name__ == "__main__":
-    main()

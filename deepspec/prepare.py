@@ -1,16 +1,24 @@
 """`python -m deepspec.prepare +recipe=…`: prompts to a data artifact, with the target's own answers."""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("prepare")  # before the imports below, which take seconds
+
 import json
 from dataclasses import replace
 from pathlib import Path
 
 from deepspec.artifacts import MANIFEST, write_json
-from deepspec.config.app import command, entry
+from deepspec.config.app import command
 from deepspec.config.schema import Config, Dtype, TargetConfig
 from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
+from deepspec.data.audit import write_audit
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Sampling
+from deepspec.drafts.registry import check_loss_parts, check_target
+from deepspec.errors import UserError
 from deepspec.target import Target, load_target
 
 SETTLED = "target.json"
@@ -21,6 +29,7 @@ def run(config: Config) -> Path:
     folder = Path(config.out) / "data"
     gathered = gather(config.data, work_folder(folder))
     target = _load(config.target, folder)
+    _check_later_stages(config, target)
     facts = TargetFacts(
         tokenizer=target.tokenizer,
         eos=target.eos,
@@ -37,8 +46,24 @@ def run(config: Config) -> Path:
         generate=answerer(target, config),
         overwrite=config.overwrite,
         made_by=command("prepare"),
+        retry_errors=config.retry_errors,
     )
+    if config.audit:
+        print(
+            f"audit     {write_audit(folder, target.tokenizer, folder.parent / 'audit.html', command('prepare'))}"
+        )
     return folder
+
+
+def _check_later_stages(config: Config, target: Target) -> None:
+    """`UserError`, before anything is generated, for what training and evaluation will ask of this target."""
+    check_target(config.draft, target)
+    check_loss_parts(config.draft, config.train.loss)
+    if config.decode.max_new_tokens >= target.max_positions:
+        raise UserError(
+            f"decode.max_new_tokens={config.decode.max_new_tokens} leaves no room for a prompt: {target.name} takes "
+            f"{target.max_positions} tokens. Lower it."
+        )
 
 
 def _load(config: TargetConfig, folder: Path) -> Target:
@@ -89,9 +114,3 @@ def answerer(target: Target, config: Config) -> Generate:
         return [result.tokens for result in engine.generate(requests)]
 
     return generate
-
-
-main = entry("prepare", run)
-
-if __name__ == "__main__":
-    main()

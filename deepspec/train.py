@@ -1,6 +1,12 @@
 """`python -m deepspec.train +recipe=…`: a data artifact and a target to a trained draft."""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("train")  # before the imports below, which take seconds
+
 import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
@@ -22,18 +28,20 @@ from deepspec.artifacts import (
     refuse_to_replace,
     without_name,
 )
-from deepspec.config.app import command, entry
+from deepspec.config.app import command
 from deepspec.config.schema import Config, Precision, Tracker
+from deepspec.data import deciding
 from deepspec.data.dataset import load_draft_vocab, load_rows
 from deepspec.data.prompts import prompts_sha256
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_fit, same_dtype
 from deepspec.target import Target, load_target
+from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import describe, join_processes, new_accelerator
 from deepspec.training.loop import Run, train
+from deepspec.training.saved_draft import start_from
 from deepspec.training.trackers import new_tracker
 
 # Of the data's manifest, what is read here.
@@ -61,7 +69,7 @@ def _run(config: Config, processes: PartialState) -> Path:
         check_whole(out / "data", data, command("prepare"))
     target = _target(config, data, processes)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
-    warnings = check_fit(data["inputs"]["target"], target.identity(), allow, what)
+    notes = check_fit(data["inputs"]["target"], target.identity(), allow, what)
     accelerator = new_accelerator(config.target.device, config.train.precision, lambda: _precision_of(target))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator)
@@ -71,10 +79,14 @@ def _run(config: Config, processes: PartialState) -> Path:
     if config.train.resume == "auto" and _made_of(out / "draft", recipe):
         say(f"{out / 'draft'} is complete already.")
         return out / "draft"
-    for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *warnings]:
+    for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *notes]:
         say(line)
+    # under bf16 autocast a norm's weight is float32, and torch says so once in each run
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, _draft_vocab(out / "data", data))
+    if folder := getattr(config.draft, "init_from", None):
+        start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
@@ -83,8 +95,8 @@ def _run(config: Config, processes: PartialState) -> Path:
         counters = train(draft, rows, held_out, settings)
     if accelerator.is_main_process:
         skipped = _skipped(counters)
-        warnings += skipped
-        _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=warnings)
+        notes += skipped
+        _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=notes)
         say(f"{out / 'draft'} is trained: {_result(counters)}.")
         for line in skipped:
             say(f"warning: {line}")
@@ -121,7 +133,7 @@ def _stale(config: Config, folder: Path) -> str:
     The prompts file counts by its content, wherever it lies. One that is no longer there cannot have changed.
     """
     manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
-    now = {f"data.{key}": value for key, value in plain(config.data).items()}
+    now = {f"data.{key}": value for key, value in deciding(config.data).items()}
     now["draft.vocab_size"] = getattr(config.draft, "vocab_size", None)
     then = {f"data.{key}": value for key, value in manifest["config"].items()}
     then["draft.vocab_size"] = manifest["inputs"]["draft_vocab_size"]
@@ -232,9 +244,3 @@ def _skipped(counters: Counters) -> list[str]:
         "finite: the draft has learnt from the others only. A lower train.learning_rate or train.precision=no "
         "avoids it."
     ]
-
-
-main = entry("train", run)
-
-if __name__ == "__main__":
-    main()

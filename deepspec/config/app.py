@@ -6,8 +6,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -60,6 +61,22 @@ def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
     return main
 
 
+def start(stage: str) -> NoReturn:
+    """Run `deepspec.<stage>` as a program and end the process.
+
+    For the first lines of that module: its own imports take seconds, and a mistake in the configuration, or
+    --help, should not wait for them. It is imported, by its name, when the configuration is known to be good.
+    """
+
+    def run(config: Config) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"deepspec {stage}: {config.name} in {config.out}", flush=True)
+        import_module(f"deepspec.{stage}").run(config)
+
+    entry(stage, run)()
+    raise SystemExit(0)
+
+
 def with_sentences(
     call: Callable[[], object], explained: Callable[[Exception], str | None] = lambda error: None
 ) -> None:
@@ -97,7 +114,7 @@ def command(stage: str) -> str:
 
 
 def _drafts() -> dict[str, type]:
-    """Imported here, late: the drafts bring torch."""
+    """Imported here, late: the schema's tests put a registry of their own in its place."""
     from deepspec.drafts.registry import option_classes
 
     return option_classes()

@@ -1,6 +1,7 @@
 """Bounds of the numbers in the configuration, checked before any work; no other file states them."""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from math import isfinite
 from typing import Any
 
@@ -100,6 +101,14 @@ def check(config: Config) -> None:
         raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
     _check_decode(config.decode)
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
+    if is_dataclass(config.draft):
+        _check_draft(config.draft)
+
+
+def _check_draft(options: Any) -> None:
+    from deepspec.drafts.registry import check_options
+
+    check_options(options)
 
 
 def named(out: str) -> str:

@@ -107,13 +107,15 @@ def regenerate(
     total = sum(
         len(list(item.prompts())) * samples_of(store, n, samples) for n, item in store.conversations("anew")
     )
+    if total == 0:
+        return
     with tqdm(total=total, desc="answers", unit="row", smoothing=0) as bar:
         turn, busy = 0, True
         while busy:
             busy = False
             ready: list[_Question] = []
             for n, conversation in store.conversations("anew", "key"):
-                asked = list(_questions(conversation))[turn:]
+                asked = list(questions(conversation))[turn:]
                 for sample in range(samples_of(store, n, samples) if asked else 0):
                     item = regenerated(store, n, conversation, sample)
                     if len(item.turns) < turn:
@@ -177,7 +179,7 @@ def samples_of(store: Store, n: int, samples: int) -> int:
     return 1 if store.one("SELECT side FROM conversation WHERE n = ?", (n,)) == "held_out" else samples
 
 
-def _questions(conversation: Conversation) -> Iterator[tuple[Message, ...]]:
+def questions(conversation: Conversation) -> Iterator[tuple[Message, ...]]:
     """The messages that lead to each answer, since the answer before."""
     before = 0
     for prompt in conversation.prompts():

@@ -1,15 +1,13 @@
 """Prompts in, a data artifact out: every step of preparing data, in order, for any target."""
 
-import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from deepspec.artifacts import (
@@ -23,16 +21,18 @@ from deepspec.artifacts import (
     refuse_to_replace,
     without_name,
 )
-from deepspec.config.schema import Answers, DataConfig, OnError
+from deepspec.config.schema import Answers, DataConfig, Regenerate
 from deepspec.data.answers import Batches, Generate, Regenerated, regenerate, regenerated, samples_of
-from deepspec.data.conversation import Conversation, Tally
+from deepspec.data.augment import augment, read_augmentations
+from deepspec.data.augment.contract import Chat
 from deepspec.data.dataset import save_documents, save_draft_vocab, save_prompts, save_rows, write_jsonl
 from deepspec.data.documents import Reader
-from deepspec.data.hygiene import Hygiene
-from deepspec.data.prompts import iter_prompts, prompts_sha256
-from deepspec.data.selection import builtin_prompts, hold_out, to_regenerate
-from deepspec.data.shapes import check_columns
-from deepspec.data.store import Split, Store
+from deepspec.data.gather import Gathered, deciding, reasons
+from deepspec.data.ledger import Ledger
+from deepspec.data.selection import hold_out, to_regenerate
+from deepspec.data.served import NO_ANSWER, Server
+from deepspec.data.servers import Pool, Sampling
+from deepspec.data.store import Split, Store, stored
 from deepspec.data.summary import counts, summary
 from deepspec.data.template import ChatTemplate, check_system
 from deepspec.data.vocab import check_vocab_size, choose_draft_vocab, count_supervised
@@ -41,21 +41,6 @@ from deepspec.errors import UserError
 FORMAT = 2  # of the artifact; goes up when equal inputs give other rows than before
 MAKE = "python -m deepspec.prepare"
 ANSWERS = "answers"  # in the artifact: the target's answers as generated, for data of other settings
-NOT_DECIDING = ("servers", "concurrency", "timeout", "retries")
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """All conversations, content hashes of where they come from, and what was left out on the way.
-
-    read: how many there were before any was left out. overlaps: what they share with evaluation prompts.
-    """
-
-    store: Store
-    sources: dict[str, Any]
-    tally: Tally
-    read: int
-    overlaps: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -80,6 +65,7 @@ def build(
     *,
     draft_vocab_size: int | None,
     generate: Generate,
+    retry_errors: bool = False,
     say: Callable[[str], None] = print,
     overwrite: bool = False,
     made_by: str = MAKE,
@@ -90,8 +76,9 @@ def build(
     makes it, for messages.
 
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
-    beside `folder` until the artifact is whole, so a stopped run loses at most one. `UserError` for settings,
-    files or rows that cannot be used, before anything is generated.
+    beside `folder` until the artifact is whole, so a stopped run loses at most one. retry_errors: ask servers
+    again for what failed in an earlier run, also where the artifact is whole without it. `UserError` for
+    settings, files or rows that cannot be used, before anything is generated.
     """
     template = ChatTemplate(
         target.tokenizer,
@@ -112,15 +99,19 @@ def build(
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder, made_by, ("inputs.target.name", "inputs.draft_vocab_size"))
-        if _made_of(manifest["inputs"]) == name:
+        same = _made_of(manifest["inputs"]) == name
+        again = same and retry_errors and manifest.get("counts", {}).get("failed", 0)
+        if same and not again:
             check_whole(folder, manifest, made_by)
+            gathered.store.close()
             shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
         difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
-        if not overwrite:
+        if not overwrite and not again:
             raise refuse_to_replace(folder, difference)
-        say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
+        other = f"was made with other settings ({difference}): replacing it (overwrite=true)."
+        say(f"{folder} {'lacks answers: asking the servers again.' if again else other}")
     reader = Reader(template, settings.max_length, target.vocab_size, gathered.tally, settings.supervise)
     recipe = {
         "target": without_name(target.identity),
@@ -129,14 +120,44 @@ def build(
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
     }
-    batches = Batches(generate, work, recipe, earlier=folder / ANSWERS)
-    prompts = _documents(settings, reader, gathered.store, batches)
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    _write(folder, manifest, target, reader, gathered, prompts, batches)
+    engine = Batches(generate, work, recipe, earlier=folder / ANSWERS)
+    with stored(work), _answerer(settings, engine, folder / ANSWERS, retry_errors) as answerer:
+        prompts = _documents(settings, reader, gathered.store, answerer)
+        _write(folder, manifest, target, reader, gathered, prompts, answerer)
     gathered.store.close()
     shutil.rmtree(work, ignore_errors=True)
     say(summary(manifest, folder))
     return manifest
+
+
+@contextmanager
+def _answerer(
+    settings: DataConfig, engine: Batches, earlier: Path, retry_errors: bool
+) -> Iterator[Batches | Server]:
+    """What answers: the engine in batches, or servers. earlier: the answers of an artifact made before."""
+    if settings.regenerate is Regenerate.engine or settings.answers is Answers.given:
+        yield engine
+        return
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.server_args)
+    pool = Pool(
+        settings.servers,
+        sampling,
+        model=settings.server_model,
+        concurrency=settings.concurrency,
+        timeout=settings.timeout,
+        retries=settings.retries,
+    )
+    ledger = Ledger(engine.work / "answers.sqlite")
+    try:
+        ledger.take_over(earlier)
+        if retry_errors:
+            ledger.forget_failures()
+        asked = {"model": pool.model, "seed": settings.seed, **sampling.body(0)}
+        yield Server(pool, ledger, asked, settings.seed)
+    finally:
+        pool.close()
+        ledger.close()
 
 
 def _by_setting(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +192,7 @@ def _write(
     reader: Reader,
     gathered: Gathered,
     prompts: list[dict[str, Any]],
-    batches: Batches,
+    answerer: Batches | Server,
 ) -> None:
     """Choose the draft vocabulary, pack, save; `manifest` gets the counts."""
     documents, tally = gathered.store.documents(), reader.tally
@@ -182,14 +203,14 @@ def _write(
 
     train, held = frequency("train"), frequency("held_out")
     if int(train.sum()) == 0:
-        raise UserError(f"No prompt leaves a token to learn from. Left out: {_reasons(tally)}.")
+        raise UserError(f"No prompt leaves a token to learn from. Left out: {reasons(tally)}.")
     size = manifest["inputs"]["draft_vocab_size"]
     vocab = choose_draft_vocab(train, size, target.tokenizer, target.eos)
     own = "plain (the tokenizer has none)" if reader.template.plain else "the tokenizer's own"
     with new_artifact(folder, manifest) as new:
         save_documents(new, documents)
         save_prompts(new, prompts)
-        batches.keep(new / ANSWERS)
+        answerer.keep(new / ANSWERS)
         save_draft_vocab(new, vocab.target_ids)
         splits: tuple[Split, ...] = ("train", "held_out")
         rows: dict[str, int] = {
@@ -203,6 +224,7 @@ def _write(
         manifest["counts"] = {
             **counts(gathered.store, rows, reader.max_length, len(prompts)),
             "read": gathered.read,
+            "failed": sum(count for reason, count in tally.counts.items() if reason.endswith(NO_ANSWER)),
             "shapes": dict(sorted(tally.shapes.items())),
             "left_out": dict(sorted(tally.counts.items())),
             "noted": {key: count for key, count in sorted((reader.numbers + tally.notes).items()) if count},
@@ -222,91 +244,50 @@ def work_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.work")
 
 
-def check_settings(settings: DataConfig) -> None:
-    """`UserError` for settings that do not go together; bounds of single numbers are the configuration's."""
-    if settings.prompts is None and settings.builtin_prompts == 0:
-        raise UserError("There are no prompts: set data.prompts to a file, or data.builtin_prompts above 0.")
-    check_columns(settings.columns)
-    if settings.samples > 1 and settings.temperature == 0:
-        raise UserError(
-            "data.samples above 1 needs data.temperature above 0: greedy answers are all the same."
-        )
-    if settings.answers is Answers.mixed and settings.regenerated_prompts is None:
-        raise UserError(
-            "data.answers=mixed needs data.regenerated_prompts: how many prompts get the target's own answer."
-        )
-
-
-def deciding(settings: DataConfig) -> dict[str, Any]:
-    """The settings that decide what is in the artifact: not where or how fast answers are fetched."""
-    return {key: value for key, value in plain(settings).items() if key not in NOT_DECIDING}
-
-
-def gather(settings: DataConfig, work: Path | None = None) -> Gathered:
-    """The conversations of the prompts source and of the built-in ones, cleaned.
-
-    Needs no target, so that a wrong setting or a bad file is known in seconds: `UserError`. They wait in a
-    file in the folder `work` (None: in a temporary file).
-    """
-    check_settings(settings)
-    tally = Tally(strict=settings.on_error is OnError.strict)
-    store = Store(work / "conversations.sqlite" if work else None)
-    hygiene = Hygiene(settings, store, tally)
-    sources: dict[str, Any] = {}
-    if settings.prompts is not None:
-        sources["prompts"] = prompts_sha256(settings.prompts)
-        rows = iter_prompts(settings.prompts, tally, settings.columns, settings.hub)
-        _keep(islice(rows, settings.max_prompts), hygiene)
-        if store.count() == 0:
-            raise UserError(f"{settings.prompts} leaves no prompt to use. Left out: {_reasons(tally)}.")
-    if settings.builtin_prompts:
-        limit: int | None = None  # of prompts without a given answer, lest most of them be of no use
-        if settings.answers is Answers.given:
-            limit = settings.held_out_prompts // 2
-        elif settings.answers is Answers.mixed:
-            limit = (settings.regenerated_prompts or 0) // 2 + settings.held_out_prompts // 2
-        builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
-        _keep(builtin, hygiene)
-        sources.update(hashes, python=platform.python_version())
-    if settings.decontaminate:
-        sources["decontaminate"] = [prompts_sha256(name) for name in settings.decontaminate]
-    return Gathered(store, sources, tally, hygiene.read, hygiene.overlaps)
-
-
-def _keep(conversations: Iterable[Conversation], hygiene: Hygiene) -> None:
-    with tqdm(conversations, desc="conversations", unit="row", smoothing=0, delay=2) as rows:
-        for conversation in rows:
-            hygiene.add(conversation)
-
-
-def _documents(settings: DataConfig, reader: Reader, store: Store, batches: Batches) -> list[dict[str, Any]]:
+def _documents(
+    settings: DataConfig, reader: Reader, store: Store, answerer: Batches | Server
+) -> list[dict[str, Any]]:
     """Split, answer, render: documents of both sides into the store; returns the held-out prompts."""
     tally = reader.tally
     reader.usable(store, settings.system, settings.answers is Answers.regenerated, settings.seed)
     if store.count() == 0:
-        raise UserError(f"No prompt is left after filtering. Left out: {_reasons(tally)}.")
+        raise UserError(f"No prompt is left after filtering. Left out: {reasons(tally)}.")
     held = hold_out(store, settings.held_out_prompts, tally)
     if held < settings.held_out_prompts:
         reader.numbers["held-out prompts fewer than asked"] = settings.held_out_prompts - held
+    augmentations = read_augmentations(settings.augment)
+    if augmentations:
+        answers_all = settings.answers is Answers.regenerated
+        augment(
+            store,
+            augmentations,
+            lambda item: reader.fits(item, store, answers_all),
+            _chat(answerer, reader, settings.batch_size),
+            tally.notes,
+        )
     count = {Answers.regenerated: store.count(), Answers.given: 0}.get(
         settings.answers, settings.regenerated_prompts or 0
     )
     to_regenerate(store, count, settings.seed)
     for n, conversation in store.conversations("NOT anew"):
-        if conversation.row or any(message["role"] == "assistant" for message in conversation.messages):
+        answered = any(message["role"] == "assistant" for message in conversation.messages)
+        if conversation.row or (answered and not conversation.changed_by):
             store.add_documents(n, reader.given(conversation))
         else:
             tally.drop_conversation(conversation, "no given answer, and not regenerated")
-    regenerate(
-        store,
-        reader.template,
-        batches,
-        batch_size=settings.batch_size,
-        longest_prompt=reader.longest_prompt,
-        seed=settings.seed,
-        samples=settings.samples,
-        tally=tally,
-    )
+    if isinstance(answerer, Server):
+        answerer.regenerate(store, reader.template, samples=settings.samples, tally=tally)
+    else:
+        regenerate(
+            store,
+            reader.template,
+            answerer,
+            batch_size=settings.batch_size,
+            longest_prompt=reader.longest_prompt,
+            seed=settings.seed,
+            samples=settings.samples,
+            tally=tally,
+        )
     prompts = []
     for n, conversation in store.conversations("anew", "id"):
         side = store.one("SELECT side FROM conversation WHERE n = ?", (n,))
@@ -317,6 +298,32 @@ def _documents(settings: DataConfig, reader: Reader, store: Store, batches: Batc
                 if side == "held_out":
                     prompts.append(_prompt(item))
     return prompts
+
+
+def _chat(answerer: Batches | Server, reader: Reader, batch_size: int) -> Chat:
+    """Single questions to whatever answers; a cut or missing answer is None."""
+    if isinstance(answerer, Server):
+        return answerer.chat
+    template = reader.template
+
+    def chat(texts: list[str], seeds: list[int]) -> list[str | None]:
+        found: list[str | None] = []
+        for start in range(0, len(texts), batch_size):
+            part = texts[start : start + batch_size]
+            prompts = [template.prompt([{"role": "user", "content": text}]) for text in part]
+            fitting = [at for at, prompt in enumerate(prompts) if len(prompt) <= reader.longest_prompt]
+            answers: list[str | None] = [None] * len(part)
+            if fitting:
+                made, _ = answerer.answers(
+                    [prompts[at] for at in fitting], [seeds[start + at] for at in fitting]
+                )
+                for at, answer in zip(fitting, made, strict=True):
+                    ended = bool(answer) and answer[-1] in template.eos
+                    answers[at] = template.answer_text(answer) if ended else None
+            found += answers
+        return found
+
+    return chat
 
 
 def _prompt(item: Regenerated) -> dict[str, Any]:
@@ -332,7 +339,3 @@ def _prompt(item: Regenerated) -> dict[str, Any]:
 def _pad(target: TargetFacts) -> int:
     pad = target.tokenizer.pad_token_id
     return int(pad) if pad is not None else min(target.eos, default=0)
-
-
-def _reasons(tally: Tally) -> str:
-    return ", ".join(f"{count} × {reason}" for reason, count in sorted(tally.counts.items())) or "none"

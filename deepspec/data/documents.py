@@ -57,8 +57,7 @@ class Reader:
         if item.row is not None and regenerate_all:
             self.tally.drop_conversation(item, "ready-made tokens, and data.answers=regenerated")
             return None
-        asked = [m for m in item.messages if not (regenerate_all and m["role"] == "assistant")]
-        if store.seen(item.key if item.row is not None else content_key(asked, item.tools)):
+        if self._seen(item, store, regenerate_all):
             self.tally.drop_conversation(item, "duplicate")
             return None
         try:
@@ -71,6 +70,19 @@ class Reader:
             self._bad(error, item)
             return None
         return item
+
+    def _seen(self, item: Conversation, store: Store, regenerate_all: bool) -> bool:
+        if item.row is not None:
+            return store.seen(item.key)
+        asked = [m for m in item.messages if not (regenerate_all and m["role"] == "assistant")]
+        return store.seen(content_key(asked, item.tools))
+
+    def fits(self, item: Conversation, store: Store, regenerate_all: bool) -> bool:
+        """Whether an augmented conversation can be used and is none that is there already."""
+        try:
+            return not self._too_long(item) and not self._seen(item, store, regenerate_all)
+        except BadRow:
+            return False
 
     def _too_long(self, item: Conversation) -> bool:
         first = next(item.prompts())

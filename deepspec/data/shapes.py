@@ -197,7 +197,7 @@ def _message(turn: dict[str, Any], where: str) -> Message:
         content = _parts(content, where)
     message: Message = {"role": role, "content": _text(content, f"the content of {where}")}
     if calls:
-        message["tool_calls"] = [_call(call, where) for call in calls]
+        message["tool_calls"] = tool_calls(calls, where)
     thought = turn.get("reasoning_content") or turn.get("reasoning") or turn.get("thinking")
     if role == "assistant" and thought:
         message["reasoning_content"] = _text(thought, f"the reasoning of {where}")
@@ -215,6 +215,13 @@ def _parts(parts: list[Any], where: str) -> str:
             raise BadRow("not text", f"the content of {where} has parts that are not text")
         texts.append(text)
     return "".join(texts)
+
+
+def tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """OpenAI's tool calls as templates want them; `BadRow` if they are none."""
+    if not isinstance(calls, list):
+        raise BadRow("wrong type", f"the tool calls of {where} are not a list")
+    return [_call(call, where) for call in calls]
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

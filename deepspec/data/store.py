@@ -7,6 +7,7 @@ target's answers, lies elsewhere (`answers`, `ledger`).
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from deepspec.data.conversation import BadRow, Conversation, Message, Row, place
+from deepspec.errors import UserError
 
 Split = Literal["train", "held_out"]
 
@@ -184,6 +186,18 @@ class Store:
     def documents(self) -> "Documents":
         """All documents so far, in the order of their conversations' ids."""
         return Documents(self)
+
+
+@contextmanager
+def stored(place: Path) -> Iterator[None]:
+    """A working file that cannot be written, in a sentence. `place`: the folder it is in."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise UserError(
+            f"The working file in {place} could not be written ({error}): is the disk full? Nothing finished is "
+            "lost; the same command continues."
+        ) from error
 
 
 class Documents(Sequence[Document]):

@@ -96,7 +96,7 @@ class ChatTemplate:
             raise BadRow(
                 "answer does not continue the prompt",
                 "the chat template renders this answer otherwise than its generation prompt begins it "
-                "(usual for thinking models; data.answers=regenerated does not need this)",
+                "(usual for thoughts and moved system prompts; data.answers=regenerated does not need this)",
             )
         if not whole.endswith(trailer) or len(whole) - len(trailer) < len(before):
             raise BadRow("end of the answer not found", "the chat template rewrites this answer")
@@ -106,6 +106,23 @@ class ChatTemplate:
         self._check_shown(messages, before, whole[len(before) :])
         turn = self._split(before, whole, end, after)
         return self._thought(turn, messages[-1], before, whole)
+
+    def answered(self, before: Sequence[Message], message: Message, tools: Tools, ended: bool) -> Turn:
+        """An answer that came as text, as if it had been decoded here; without an end token unless `ended`.
+
+        Thoughts and calls that the server took apart are put together by the template.
+        """
+        if message.get("reasoning_content") or message.get("tool_calls"):
+            turn = self.turn([*before, message], tools)
+            return turn if ended or not turn.ended else replace(turn, answer=turn.answer[:-1], ended=False)
+        prompt = self.prompt(before, tools)
+        answer = self.encode(message["content"])
+        end, _ = self._end_of_turn(self._trailer([*before, message], tools))
+        if ended and end is not None:
+            answer.append(end)
+        if not answer:
+            raise BadRow("empty answer", "the server wrote nothing")
+        return Turn(prompt, answer, ended=ended and end is not None, open_ended=ended and end is None)
 
     def _check_shown(self, messages: Sequence[Message], before: str, answer: str) -> None:
         """Raise `BadRow` if the template leaves out what the assistant said or called: most know no tools."""

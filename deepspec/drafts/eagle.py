@@ -12,7 +12,6 @@ cross-entropy against the target's distribution). In training f gets noise U(−
 Decoding as EAGLE-2 (2024b) is `tree.py`'s.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,16 +21,10 @@ from torch import Tensor, nn
 from deepspec.drafts.contract import DraftBatch, TargetModel
 from deepspec.drafts.layers import DecoderLayer
 from deepspec.drafts.losses import smooth_l1
-from deepspec.drafts.recursive import RecursiveConfig, RecursiveDraft, RecursiveOptions
+from deepspec.drafts.options import EagleOptions
+from deepspec.drafts.recursive import RecursiveConfig, RecursiveDraft
 from deepspec.drafts.step_weights import OtherParts
 from deepspec.drafts.unrolled import shift
-
-
-@dataclass
-class EagleOptions(RecursiveOptions):
-    algorithm: str = "eagle"
-    ttt_steps: int = 1  # draft steps unrolled in training; 1 = as published
-    noise: float = 0.1  # a of the feature noise U(−a, a)·512/T in training
 
 
 class EagleConfig(RecursiveConfig):

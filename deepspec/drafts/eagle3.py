@@ -11,7 +11,6 @@ Loss Σ_s decay^s · cross-entropy against the target's distribution (`soft_ce`)
 EAGLE-3.1: `norm_layers` normalises each captured layer before `fc`, `normalised_feedback` feeds norm(h) back.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,20 +18,9 @@ from torch import Tensor, nn
 
 from deepspec.drafts.contract import TargetModel
 from deepspec.drafts.layers import DecoderLayer
-from deepspec.drafts.recursive import RecursiveConfig, RecursiveDraft, RecursiveOptions
+from deepspec.drafts.options import Eagle3Options
+from deepspec.drafts.recursive import RecursiveConfig, RecursiveDraft
 from deepspec.drafts.warm_start import warm_start
-from deepspec.errors import UserError
-
-
-@dataclass
-class Eagle3Options(RecursiveOptions):
-    algorithm: str = "eagle3"
-    vocab_size: int | None = 8192  # draft vocabulary; null = the target's
-    capture_layers: list[int] | None = None  # target layers read; null = low, middle and high
-    norm_layers: bool = False  # EAGLE-3.1
-    normalised_feedback: bool = False  # EAGLE-3.1
-    head: str = "trained"  # its own, from the target's rows; or "frozen": the target's
-    start: str = "random"  # or "target": the first layer starts from the target's last one, where it fits
 
 
 class Eagle3Config(RecursiveConfig):
@@ -82,11 +70,6 @@ class Eagle3Draft(RecursiveDraft):
     @classmethod
     def from_target(cls, options: Eagle3Options, target: Any, target_ids: Tensor | None) -> "Eagle3Draft":
         """A fresh draft for `target`: its sizes, rope and norm; a trained head starts from the target's own rows."""
-        for key, choices in (("head", ("trained", "frozen")), ("start", ("random", "target"))):
-            if getattr(options, key) not in choices:
-                raise UserError(
-                    f"draft.{key} is {getattr(options, key)!r}; it must be {' or '.join(choices)}."
-                )
         draft = cls.sized(
             options,
             target,

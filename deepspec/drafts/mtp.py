@@ -12,7 +12,6 @@ The layer is one of the target's kind as far as grouped-query attention goes: it
 (Qwen2) and widths. A family with latent attention or experts gets a plain layer of its sizes instead.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,17 +19,8 @@ from torch import Tensor, nn
 
 from deepspec.drafts.contract import TargetModel
 from deepspec.drafts.layers import DecoderLayer
-from deepspec.drafts.recursive import RecursiveConfig, RecursiveDraft, RecursiveOptions
-from deepspec.errors import UserError
-
-NORM_INPUTS = ("before", "after")
-
-
-@dataclass
-class MtpOptions(RecursiveOptions):
-    algorithm: str = "mtp"
-    ttt_steps: int = 3
-    norm_input: str = "before"  # the hidden state is read before the target's final norm, or after it
+from deepspec.drafts.options import MtpOptions
+from deepspec.drafts.recursive import RecursiveConfig, RecursiveDraft
 
 
 class MtpConfig(RecursiveConfig):
@@ -64,10 +54,6 @@ class MtpDraft(RecursiveDraft):
     @classmethod
     def from_target(cls, options: MtpOptions, target: Any, target_ids: Tensor | None) -> "MtpDraft":
         """A fresh draft for `target`, of its sizes and rope; it reads the output of the last layer."""
-        if options.norm_input not in NORM_INPUTS:
-            raise UserError(
-                f"draft.norm_input is {options.norm_input!r}; it must be {' or '.join(NORM_INPUTS)}."
-            )
         return cls.sized(
             options,
             target,

@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from deepspec.drafts.contract import Beginning, Committed, Control, Proposal
-from deepspec.errors import UserError
-
-
-@dataclass
-class NgramOptions:
-    algorithm: str = "ngram"
-    min_n: int = 2  # shortest suffix that counts
-    max_n: int = 4  # longest suffix that is looked up
+from deepspec.drafts.options import NgramOptions
 
 
 @dataclass
@@ -61,10 +54,7 @@ class NgramDraft:
     capture_layers: Sequence[int] = ()
 
     def __init__(self, options: NgramOptions) -> None:
-        if not 1 <= options.min_n <= options.max_n:
-            raise UserError(
-                f"draft.min_n is {options.min_n} and draft.max_n {options.max_n}; 1 ≤ min_n ≤ max_n is needed."
-            )
+        options.check()
         self.options = options
 
     def begin(self, beginning: Beginning) -> "Texts":

@@ -37,27 +37,12 @@ from deepspec.drafts.contract import (
 )
 from deepspec.drafts.layers import DecoderLayer, Rotary, draft_shape
 from deepspec.drafts.statistics import WITHOUT_CONFIDENCE, StepStatistics
-from deepspec.drafts.step_weights import OtherParts, WeightedSteps, check_step_weights
+from deepspec.drafts.step_weights import OtherParts, WeightedSteps
 from deepspec.drafts.tree import Seen, grow
 from deepspec.drafts.unrolled import KeysValues, SupervisedRows, shift, supervised, unrolled_attention
 from deepspec.drafts.waiting import Waiting
 from deepspec.target.layout import Layout, additive_mask, chain, document_mask
 from deepspec.target.state import State
-
-
-@dataclass
-class RecursiveOptions:
-    """Options of every family here; a family's own file gives the rest and other defaults."""
-
-    algorithm: str
-    layers: int = 1
-    ttt_steps: int = 5  # draft steps unrolled in training
-    step_weights: str = "decay"  # of the loss; or survival, dpace: by the acceptance reached so far
-    step_decay: float = 0.8  # with decay: weight of step s is step_decay^s
-    vocab_size: int | None = None  # draft vocabulary; null = the target's
-    intermediate_size: int | None = None  # null = the target's
-    confidence: bool = False  # a head that says how likely the next token is to be accepted
-    init_from: str | None = None  # folder of a saved draft of the same shape to start from
 
 
 class RecursiveConfig(PreTrainedConfig):
@@ -120,7 +105,6 @@ class RecursiveDraft(TrainableDraft):
     @classmethod
     def sized(cls, options: Any, target: Any, target_ids: Tensor | None, **settings: Any) -> Self:
         """A fresh draft of the target's sizes, rope and norm. settings: the family's part of the configuration."""
-        check_step_weights(options.step_weights)
         shape = draft_shape(target.config)
         if options.intermediate_size:
             shape["intermediate_size"] = options.intermediate_size

@@ -1,138 +1,91 @@
-"""Every draft algorithm by name: its options, how a fresh one is made, how a saved one is loaded or started from."""
+"""Every draft algorithm by name: its options, what can be checked of them, how a fresh one is made.
 
-import hashlib
-import json
-from pathlib import Path
-from typing import Any
+Options and draft stand here as `module:class`, imported when they are asked for: reading a configuration needs the
+options of all and no draft, so options that live in a file without torch (`options.py`) keep it fast.
+"""
 
-import torch
-from safetensors import SafetensorError
-from torch import Tensor
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.eagle import EagleDraft, EagleOptions
-from deepspec.drafts.eagle3 import Eagle3Draft, Eagle3Options
-from deepspec.drafts.mtp import MtpDraft, MtpOptions
-from deepspec.drafts.ngram import NgramDraft, NgramOptions
-from deepspec.drafts.standalone import StandaloneDraft, StandaloneOptions
 from deepspec.errors import UserError
 
-DRAFTS: dict[str, tuple[type[Any], type[Any]]] = {
-    "eagle": (EagleOptions, EagleDraft),
-    "eagle3": (Eagle3Options, Eagle3Draft),
-    "mtp": (MtpOptions, MtpDraft),
-    "standalone": (StandaloneOptions, StandaloneDraft),
-}
-UNTRAINED: dict[str, tuple[type[Any], type[Any]]] = {"ngram": (NgramOptions, NgramDraft)}
+if TYPE_CHECKING:
+    from torch import Tensor
 
-WEIGHTS = "model.safetensors"
-# Of a draft's configuration: what decides how it learns, or where it comes from, but not what it computes.
-FREE = {
-    *("model_type", "architectures", "transformers_version", "dtype", "_name_or_path"),
-    *("ttt_steps", "step_weights", "step_decay", "noise", "started_from", "init_from", "confidence"),
+    from deepspec.drafts.contract import Drafter, TrainableDraft
+
+DRAFTS: dict[str, tuple[str, str]] = {
+    "eagle": ("deepspec.drafts.options:EagleOptions", "deepspec.drafts.eagle:EagleDraft"),
+    "eagle3": ("deepspec.drafts.options:Eagle3Options", "deepspec.drafts.eagle3:Eagle3Draft"),
+    "mtp": ("deepspec.drafts.options:MtpOptions", "deepspec.drafts.mtp:MtpDraft"),
+    "standalone": ("deepspec.drafts.options:StandaloneOptions", "deepspec.drafts.standalone:StandaloneDraft"),
+}
+UNTRAINED: dict[str, tuple[str, str]] = {
+    "ngram": ("deepspec.drafts.options:NgramOptions", "deepspec.drafts.ngram:NgramDraft"),
 }
 
 
 def option_classes() -> dict[str, type[Any]]:
     """Algorithm name → the dataclass of its hyper-parameters."""
-    return {name: options for name, (options, _) in (DRAFTS | UNTRAINED).items()}
+    return {name: _named(options) for name, (options, _) in (DRAFTS | UNTRAINED).items()}
 
 
-def untrained_draft(options: Any) -> Drafter | None:
+def draft_classes() -> dict[str, type[Any]]:
+    """`model_type` in a saved draft's config → its class."""
+    drafts = [_named(draft) for _, draft in DRAFTS.values()]
+    return {draft.config_class.model_type: draft for draft in drafts}
+
+
+def untrained_draft(options: Any) -> "Drafter | None":
     """The draft itself, where it has nothing to train; None for those that have."""
-    return UNTRAINED[options.algorithm][1](options) if options.algorithm in UNTRAINED else None
+    return _named(UNTRAINED[options.algorithm][1])(options) if options.algorithm in UNTRAINED else None
 
 
-def new_draft(options: Any, target: Any, target_ids: Tensor | None) -> TrainableDraft:
+def check_options(options: Any) -> None:
+    """`UserError` for hyper-parameters that no target makes right; bounds of numbers are the configuration's.
+
+    An option class says the rest in a method `check()`, if there is more to say.
+    """
+    known = DRAFTS | UNTRAINED
+    if options.algorithm not in known:
+        raise UserError(
+            f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(known))}."
+        )
+    if hasattr(options, "check"):
+        options.check()
+
+
+def check_target(options: Any, target: Any) -> None:
+    """`UserError` if `target` cannot give this draft the features or layers that it reads."""
+    if options.algorithm in UNTRAINED:
+        return
+    target.require("features")
+    target.check_layers(getattr(options, "capture_layers", None) or ())
+
+
+def check_loss_parts(options: Any, chosen: Iterable[str]) -> None:
+    """`UserError` for a part of the loss (`train.loss`) that this draft does not have."""
+    if options.algorithm in UNTRAINED:
+        return
+    parts = _named(DRAFTS[options.algorithm][1]).loss_parts
+    # a draft whose parts depend on its options tells them when it is made
+    unknown = [name for name in chosen if isinstance(parts, tuple) and name not in parts]
+    if unknown:
+        raise UserError(f"train.loss.{unknown[0]}: the draft's loss has only the parts {', '.join(parts)}.")
+
+
+def new_draft(options: Any, target: Any, target_ids: "Tensor | None") -> "TrainableDraft":
     """A fresh draft for `target`. target_ids: [Vd] ascending target ids, None = the whole vocabulary."""
+    check_options(options)
     if options.algorithm in UNTRAINED:
         raise UserError(f"The draft {options.algorithm} has nothing to train; evaluate it as it is.")
-    if options.algorithm not in DRAFTS:
-        raise UserError(
-            f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(DRAFTS))}."
-        )
-    target.require("features")
-    draft = DRAFTS[options.algorithm][1].from_target(options, target, target_ids)
+    check_target(options, target)
+    draft = _named(DRAFTS[options.algorithm][1]).from_target(options, target, target_ids)
     target.check_layers(draft.capture_layers)
-    if folder := getattr(options, "init_from", None):
-        start_from(draft, Path(folder))
     return draft
 
 
-def start_from(draft: TrainableDraft, folder: Path) -> None:
-    """Give `draft` the weights of a saved draft that computes the same, and note it in its configuration.
-
-    UserError for another family (unless `init_conversions` has it), other sizes or settings, another draft
-    vocabulary, missing or unexpected tensors. Only a confidence head, and what a conversion names, may be new.
-    """
-    saved, what = load_draft(folder), f"draft.init_from={folder}"
-    kind, mine = saved.config.model_type, draft.config.model_type
-    conversion = draft.init_conversions.get(kind, () if kind == mine else None)
-    if conversion is None:
-        raise UserError(f"{what} is a {kind}, from which a {mine} cannot start.")
-    theirs, ours = _flat(saved.config.to_dict()), _flat(draft.config.to_dict())
-    differing = [
-        key
-        for key in sorted(theirs.keys() & ours.keys())
-        if key.partition(".")[0] not in FREE and theirs[key] != ours[key]
-    ]
-    if differing:
-        shown = "; ".join(f"{key} is {theirs[key]}, here {ours[key]}" for key in differing[:4])
-        raise UserError(f"{what} is another draft than the one configured: {shown}.")
-    given, wanted = saved.state_dict(), draft.state_dict()
-    new = ("confidence_head.", *conversion)
-    missing = sorted(name for name in wanted.keys() - given.keys() if not name.startswith(new))
-    unexpected = sorted(given.keys() - wanted.keys())
-    if missing or unexpected:
-        raise UserError(
-            f"{what} does not fit: missing tensors {missing[:4]}, unexpected ones {unexpected[:4]}."
-        )
-    ids = wanted.get("target_ids")
-    if ids is not None and not torch.equal(given["target_ids"].to(ids.device), ids):
-        raise UserError(
-            f"{what} has a draft vocabulary of other tokens than the data: its head means other words. Use the data it "
-            "was trained on, or start without it."
-        )
-    draft.load_state_dict(given, strict=False)
-    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:16]
-    draft.config.init_from = {"folder": str(folder), "model_type": kind, "sha256": digest}
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
-def load_draft(folder: Path) -> TrainableDraft:
-    """A draft saved by `save_pretrained`. Missing or unexpected tensors are errors, never filled in silently."""
-    config = folder / "config.json"
-    if not config.is_file():
-        raise UserError(
-            f"{folder} holds no draft (no config.json). Give the folder that deepspec.train wrote."
-        )
-    try:
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{config} is damaged ({error}). Train or export the draft again.") from error
-    classes = {draft.config_class.model_type: draft for _, draft in DRAFTS.values()}
-    if kind not in classes:
-        raise UserError(
-            f"{config}: model_type {kind!r} is not a draft of deepspec ({', '.join(sorted(classes))})."
-        )
-    try:
-        draft, loaded = classes[kind].from_pretrained(folder, output_loading_info=True)
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise UserError(
-            f"The draft in {folder} could not be loaded: {' '.join(str(error).split())[:300]}"
-        ) from error
-    wrong = {
-        key: sorted(loaded.get(key) or []) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    if any(wrong.values()):
-        raise UserError(
-            f"The draft in {folder} does not fit its own config: {wrong}. Train or export it again."
-        )
-    return draft.eval()
+def _named(place: str) -> type[Any]:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

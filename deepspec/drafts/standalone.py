@@ -29,6 +29,7 @@ from deepspec.drafts.contract import (
     Proposal,
     TrainableDraft,
 )
+from deepspec.drafts.options import StandaloneOptions
 from deepspec.drafts.statistics import PARTS, WITHOUT_CONFIDENCE, StepStatistics
 from deepspec.drafts.tree import Seen, grow
 from deepspec.drafts.unrolled import supervised
@@ -39,18 +40,6 @@ from deepspec.target.attention import use_grouped_sdpa
 from deepspec.target.layout import Layout, additive_mask, chain, document_mask
 from deepspec.target.model import attention_windows, cache_argument, family_masks
 from deepspec.target.state import State
-
-
-@dataclass
-class StandaloneOptions:
-    algorithm: str = "standalone"
-    start: str = "target"  # its first layers; random; or a folder or hub name of a causal language model
-    layers: int = 4  # not with a model of its own
-    hidden_size: int | None = None  # of a random one; null = the target's
-    intermediate_size: int | None = None  # of a random one; null = in proportion to hidden_size
-    vocab_size: int | None = None  # draft vocabulary; null = the target's
-    confidence: bool = False  # a head that says how likely the next token is to be accepted
-    init_from: str | None = None  # folder of a saved draft of the same shape to start from
 
 
 class StandaloneConfig(PreTrainedConfig):

@@ -80,33 +80,8 @@ def evaluate(config: Config, subject: Subject, prompts: Sequence[Prompt], papers
     return _Evaluation(config, subject, prompts, papers).result()
 
 
-def check_settings(config: Config) -> None:
-    """UserError, before anything is loaded, for settings that cannot be measured."""
-    evaluate_, decode = config.evaluate, config.decode
-    for key, k in [("decode.k", decode.k), *(("evaluate.sweep", k) for k in evaluate_.sweep)]:
-        if k < 1:
-            raise UserError(f"{key} has K = {k}: a round drafts at least 1 token. Give 1 or more.")
-    least = {
-        "max_prompts": 1,
-        "repeats": 1,
-        "sweep_prompts": 0,
-        "warmup_prompts": 0,
-        "bootstrap": 100,
-        "threads": 0,
-    }
-    for key, minimum in least.items():
-        if getattr(evaluate_, key) < minimum:
-            raise UserError(f"evaluate.{key} is {getattr(evaluate_, key)}: give {minimum} or more.")
-    if decode.max_new_tokens < 2:
-        raise UserError(
-            f"decode.max_new_tokens is {decode.max_new_tokens}: the first token comes from the prefill and "
-            "belongs to no round, so there is nothing to measure. Give 2 or more."
-        )
-
-
 class _Evaluation:
     def __init__(self, config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> None:
-        check_settings(config)
         self.config, self.target, self.draft, self.papers = config, subject.target, subject.draft, papers
         self.load_as = subject.load_as
         settings, decode = config.evaluate, config.decode

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from deepspec.config.schema import Answers, DataConfig
-from deepspec.data.build import gather
+from deepspec.data import gather
 from deepspec.data.conversation import Conversation, check_messages
 from deepspec.data.questions import question_prompts
 from deepspec.data.selection import builtin_prompts

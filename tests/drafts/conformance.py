@@ -9,10 +9,10 @@ from torch import Tensor
 
 from deepspec.decoding import Engine, Request
 from deepspec.drafts.contract import Beginning, Committed, DraftContext, DraftLoss, DynamicTree, Proposal
-from deepspec.drafts.registry import load_draft
 from deepspec.drafts.statistics import StepStatistics
 from deepspec.drafts.walk import walk
 from deepspec.target import Target
+from deepspec.training.saved_draft import load_draft
 from tests.drafts.packed import batch_of, fit
 from tests.models import prompts
 

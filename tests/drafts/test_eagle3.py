@@ -7,11 +7,12 @@ import torch
 
 from deepspec.decoding import Engine, Request
 from deepspec.drafts.eagle3 import Eagle3Draft, Eagle3Options, default_layers
-from deepspec.drafts.registry import load_draft, new_draft
+from deepspec.drafts.registry import new_draft
 from deepspec.drafts.unrolled import supervised, unrolled_attention
 from deepspec.errors import UserError
 from deepspec.target import Target
 from deepspec.target.layout import document_mask
+from deepspec.training.saved_draft import load_draft
 from tests.drafts.conformance import decoding_logits
 from tests.drafts.packed import batch_of
 from tests.models import VOCAB, prompts, tiny_target

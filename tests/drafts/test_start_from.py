@@ -9,9 +9,10 @@ import torch
 from deepspec.drafts.eagle import EagleOptions
 from deepspec.drafts.eagle3 import Eagle3Options
 from deepspec.drafts.mtp import MtpOptions
-from deepspec.drafts.registry import load_draft, new_draft
+from deepspec.drafts.registry import new_draft
 from deepspec.drafts.standalone import StandaloneOptions
 from deepspec.errors import UserError
+from deepspec.training.saved_draft import load_draft, start_from
 from tests.models import VOCAB, tiny_target
 
 IDS = torch.arange(0, VOCAB, 2)
@@ -25,7 +26,10 @@ OPTIONS = {
 
 def made(options, seed: int = 0, ids: torch.Tensor = IDS):
     torch.manual_seed(seed)
-    return new_draft(options, tiny_target("llama"), ids)
+    draft = new_draft(options, tiny_target("llama"), ids)
+    if options.init_from:
+        start_from(draft, Path(options.init_from))
+    return draft
 
 
 @pytest.mark.parametrize("family", sorted(OPTIONS))

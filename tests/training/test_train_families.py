@@ -11,10 +11,10 @@ from deepspec.decoding import Engine, Request
 from deepspec.drafts.eagle import EagleOptions
 from deepspec.drafts.eagle3 import Eagle3Options
 from deepspec.drafts.mtp import MtpOptions
-from deepspec.drafts.registry import load_draft
 from deepspec.drafts.standalone import StandaloneOptions
 from deepspec.target import load_target
 from deepspec.training import history
+from deepspec.training.saved_draft import load_draft
 from tests.training.test_train_stage import VOCAB_SIZE, change, config, model
 
 __all__ = ["config", "model"]  # fixtures
