@@ -402,7 +402,7 @@ def test_logits_two_ways_are_a_plain_forwards(length: int) -> None:
 class Template:
     """A template that wraps the text in brackets, and a token for each character."""
 
-    def __init__(self, tokenizer: Any, eos: Any) -> None:
+    def __init__(self, tokenizer: Any, eos: Any, **more: Any) -> None:
         pass
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
