@@ -405,7 +405,7 @@ class Template:
     def __init__(self, tokenizer: Any, eos: Any, **more: Any) -> None:
         pass
 
-    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+    def prompt(self, messages: list[dict[str, str]], tools: Any = None) -> list[int]:
         return [3 + ord(char) % 90 for message in messages for char in f"[{message['content']}]"]
 
 
