@@ -6,6 +6,7 @@ if __name__ == "__main__":
     start("train")  # before the imports below, which take seconds
 
 import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
@@ -68,7 +69,7 @@ def _run(config: Config, processes: PartialState) -> Path:
         check_whole(out / "data", data, command("prepare"))
     target = _target(config, data, processes)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
-    warnings = check_fit(data["inputs"]["target"], target.identity(), allow, what)
+    notes = check_fit(data["inputs"]["target"], target.identity(), allow, what)
     accelerator = new_accelerator(config.target.device, config.train.precision, lambda: _precision_of(target))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator)
@@ -78,8 +79,10 @@ def _run(config: Config, processes: PartialState) -> Path:
     if config.train.resume == "auto" and _made_of(out / "draft", recipe):
         say(f"{out / 'draft'} is complete already.")
         return out / "draft"
-    for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *warnings]:
+    for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *notes]:
         say(line)
+    # under bf16 autocast a norm's weight is float32, and torch says so once in each run
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, _draft_vocab(out / "data", data))
     if folder := getattr(config.draft, "init_from", None):
@@ -92,8 +95,8 @@ def _run(config: Config, processes: PartialState) -> Path:
         counters = train(draft, rows, held_out, settings)
     if accelerator.is_main_process:
         skipped = _skipped(counters)
-        warnings += skipped
-        _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=warnings)
+        notes += skipped
+        _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=notes)
         say(f"{out / 'draft'} is trained: {_result(counters)}.")
         for line in skipped:
             say(f"warning: {line}")

@@ -78,7 +78,8 @@ def _logging() -> dict[str, Any]:
             "console": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stdout"}
         },
         "root": {"level": "WARNING", "handlers": ["console"]},
-        "loggers": {"deepspec": {"level": "INFO"}},
+        # the hub's library prints its own warnings (of every retry) and would hand them on as well
+        "loggers": {"deepspec": {"level": "INFO"}, "huggingface_hub": {"propagate": False}},
         "disable_existing_loggers": False,
     }
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -322,6 +323,18 @@ def test_accelerate_launch_with_our_file(stage: Stage) -> None:
         ACCELERATE_USE_CPU="true",
     )
     assert sorted(config["rank"] for config in seen(two)) == ["0", "1"]
+
+
+def test_a_warning_of_the_hubs_library_is_printed_once() -> None:
+    code = """
+import logging.config
+from deepspec.config.store import _logging
+logging.config.dictConfig(_logging())
+from huggingface_hub.utils import logging as hub
+hub.get_logger("huggingface_hub.utils._http").warning("Retrying in 1s")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout + done.stderr).count("Retrying in 1s") == 1
 
 
 def test_with_sentences_returns_when_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -402,10 +402,10 @@ def test_logits_two_ways_are_a_plain_forwards(length: int) -> None:
 class Template:
     """A template that wraps the text in brackets, and a token for each character."""
 
-    def __init__(self, tokenizer: Any, eos: Any, arguments: Any = None) -> None:
+    def __init__(self, tokenizer: Any, eos: Any, **more: Any) -> None:
         pass
 
-    def prompt(self, messages: list[dict[str, str]], tools: Any = ()) -> list[int]:
+    def prompt(self, messages: list[dict[str, str]], tools: Any = None) -> list[int]:
         return [3 + ord(char) % 90 for message in messages for char in f"[{message['content']}]"]
 
 

@@ -5,6 +5,8 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from deepspec.target import load_target
 from deepspec.training import history
 from deepspec.training.optimiser import Stepper, StepResult
 from deepspec.training.saved_draft import load_draft
+from tests.config.processes import environment
 from tests.data.toy_tokenizers import chatml
 from tests.models import tiny_model
 
@@ -33,8 +36,11 @@ VOCAB_SIZE = 40
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer, on disk."""
     folder = tmp_path_factory.mktemp("model")
-    copy.deepcopy(tiny_model("llama")).float().save_pretrained(folder)
-    chatml().save_pretrained(folder)
+    tokenizer, tiny = chatml(), copy.deepcopy(tiny_model("llama")).float()
+    torch.manual_seed(0)
+    tiny.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    tiny.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -137,6 +143,43 @@ def test_the_same_seed_gives_the_same_draft_and_another_another(config: Config, 
         return (stage.run(here) / "model.safetensors").read_bytes()
 
     assert trained("a", 0) == trained("b", 0) != trained("c", 1)
+
+
+def test_accelerate_launch_with_our_file_trains_with_two_processes(config: Config, model: Path) -> None:
+    """The launcher, Hydra and the stage together; in bf16, of which torch has a warning that nobody needs."""
+    root = Path(__file__).parents[2]
+    launch = ["-m", "accelerate.commands.launch", "--config_file", str(root / "conf/accelerate/ddp_cpu.yaml")]
+    settings = {
+        "name": "test",
+        "target": "hf",
+        "target.path": model,
+        "target.name": "tiny",
+        "target.dtype": "float32",
+        "target.device": "cpu",
+        "draft.vocab_size": VOCAB_SIZE,
+        "draft.ttt_steps": 2,
+        "data.max_length": 48,
+        "train.precision": "bf16",
+        "train.max_steps": 2,
+        "train.eval_steps": 3,
+        "out": config.out,
+    }
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    done = subprocess.run(
+        [sys.executable, *launch, "--main_process_port", "0", "-m", "deepspec.train", *overrides],
+        cwd=root,
+        env={**environment(root), "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 processes on cpu, backend gloo, precision bf16; effective batch 2 rows" in done.stdout
+    assert "Mismatch dtype" not in done.stderr + done.stdout
+    manifest = json.loads((Path(config.out) / "draft" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["training"]["step"] == 2 and manifest["recipe"]["effective_batch"] == 2
+    assert load_draft(Path(config.out) / "draft").target_ids is not None
 
 
 def test_missing_data_names_the_command_that_makes_it(config: Config) -> None:
