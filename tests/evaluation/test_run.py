@@ -149,6 +149,24 @@ def test_what_was_measured_is_not_measured_again(
     assert load_result(trained / "evaluation" / "result.json").conditions.max_new_tokens == 6
 
 
+def test_a_moved_or_renamed_target_is_not_measured_again(
+    config: Config, trained: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    stage.run(config)
+    before = (trained / "evaluation" / "result.json").read_bytes()
+    config.target.path = config.target.name = "elsewhere"
+    stage.run(config)
+    assert "Measured already" in capsys.readouterr().out
+    assert (trained / "evaluation" / "result.json").read_bytes() == before
+    target._identity["weights"] = "others"  # what lies there now
+    with pytest.raises(UserError, match="was made for other weights"):
+        stage.run(config)
+    config.target.allow_other_target = True
+    with pytest.raises(UserError, match=r"target\.allow_other_target was False, is True"):
+        stage.run(config)
+
+
 def test_other_held_out_prompts_are_measured_anew(config: Config, trained: Path) -> None:
     config.evaluate.baselines, config.evaluate.sweep = False, []
     stage.run(config)
