@@ -18,6 +18,7 @@ from deepspec.artifacts import (
     plain,
     read_manifest,
     refuse_to_replace,
+    without_name,
 )
 from deepspec.config.app import command
 from deepspec.config.ranges import check
@@ -40,6 +41,7 @@ from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.history import read as read_history
 from deepspec.training.saved_draft import load_draft
 
+WHICH = ("name", "path", "revision")  # settings of a target that say which one it is, not how it runs
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 
 
@@ -64,9 +66,9 @@ def run(config: Config) -> Path:
     source = _read_prompts(config)
     path = out / folder / "result.json"
     made_of = fingerprint(_made_of(config, manifest))
-    if (done := _already_measured(path, made_of, _settings(config, manifest), config.overwrite)) is not None:
-        print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
-        return _finish(done, path)
+    done = _already_measured(path, made_of, _settings(config, manifest), config.overwrite)
+    if done is not None and _is_the_same(config, done, None):
+        return _finish_again(done, path)
     draft = ready or load_draft(out / "draft")
     made_for = manifest.get("target") or {}
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
@@ -75,6 +77,11 @@ def run(config: Config) -> Path:
         *(f"When the draft was trained: {one}" for one in manifest.get("warnings") or []),
         *check_fit(made_for, target.identity(), allow, what),
     ]
+    if done is not None:  # the target's name or place is another than then
+        if _is_the_same(config, done, target):
+            return _finish_again(done, path)
+        if not config.overwrite:
+            raise refuse_to_replace(path, differences(done.target, target.identity()))
     if isinstance(draft, TrainableDraft):
         module: nn.Module = draft
         module.to(target.device, target.dtype)
@@ -105,6 +112,11 @@ def check_prompts(config: Config) -> None:
         _read_prompts(config)
 
 
+def _finish_again(result: EvaluationResult, path: Path) -> Path:
+    print(f"Measured already ({result.created}); to measure again, remove {path}.", flush=True)
+    return _finish(result, path)
+
+
 def _finish(result: EvaluationResult, path: Path) -> Path:
     """Write the report, print warnings and the three lines, and stop if decoding was not lossless."""
     report = write_report(result, path.with_name("report.html"))
@@ -119,16 +131,35 @@ def _finish(result: EvaluationResult, path: Path) -> Path:
 
 
 def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
-    """All that decides what is measured (not the machine, whose state no fingerprint knows)."""
+    """All that decides what is measured (not the machine, whose state no fingerprint knows).
+
+    The target counts by what it is, which the draft's manifest knows, not by its name and place.
+    """
     return {
-        "draft": {key: manifest.get(key) for key in ("fingerprint", "target", "recipe")},
-        "target": plain(config.target),
+        "draft": {
+            "fingerprint": manifest["fingerprint"],
+            "target": without_name(manifest.get("target") or {}),
+        },
+        "target": _how(plain(config.target)),
         "decode": plain(config.decode),
-        "evaluate": plain(config.evaluate),
+        "evaluate": {key: value for key, value in plain(config.evaluate).items() if key != "prompts"},
         "prompts": prompts_sha256(_prompts_file(config)),
         "system": config.data.system,
         **({"template": plain(config.data.template_args)} if config.data.template_args else {}),
     }
+
+
+def _how(target: dict[str, Any]) -> dict[str, Any]:
+    """`target` settings without those that say which one it is."""
+    return {key: value for key, value in target.items() if key not in WHICH}
+
+
+def _is_the_same(config: Config, result: EvaluationResult, target: Target | None) -> bool:
+    """Whether a result is of the configured target: of the same place, or, once it is loaded, the same one."""
+    if target is not None:
+        return without_name(result.target) == without_name(target.identity())
+    before, now = result.settings.get("target") or {}, plain(config.target)
+    return all(before.get(key) == now[key] for key in WHICH if key != "name")
 
 
 def _already_measured(
@@ -157,6 +188,7 @@ def _already_measured(
 def _decisive(settings: dict[str, Any]) -> dict[str, Any]:
     """The part of a result's settings that it depends on; K is what the sweep chose."""
     found = {key: settings.get(key) or {} for key in ("target", "draft", "train", "decode", "evaluate")}
+    found["target"] = _how(found["target"])
     if found["evaluate"].get("sweep"):
         found["decode"] = {key: value for key, value in found["decode"].items() if key != "k"}
     return found

@@ -19,6 +19,7 @@ AT_LEAST_2: Bound = (lambda x: x >= 2, "2 or more")
 FRACTION: Bound = (lambda x: 0 <= x <= 1, "between 0 and 1")
 NUCLEUS: Bound = (lambda x: 0 < x <= 1, "more than 0 and at most 1")
 BELOW_1: Bound = (lambda x: 0 <= x < 1, "0 or more and less than 1")
+SEED: Bound = (lambda x: 0 <= x < 2**63, "0 or more and less than 2**63")
 
 # Those of `draft` apply to the drafts that have such an option.
 BOUNDS: dict[str, Bound] = {
@@ -47,7 +48,8 @@ BOUNDS: dict[str, Bound] = {
     "data.concurrency": AT_LEAST_1,
     "data.timeout": POSITIVE,
     "data.retries": AT_LEAST_0,
-    "train.epochs": POSITIVE,
+    "data.seed": SEED,
+    "train.epochs": (lambda x: 0 < x <= 1e6, "more than 0 and at most a million"),
     "train.max_steps": AT_LEAST_1,
     "train.batch_size": AT_LEAST_1,
     "train.accumulation": AT_LEAST_1,
@@ -56,6 +58,7 @@ BOUNDS: dict[str, Bound] = {
     "train.weight_decay": AT_LEAST_0,
     "train.betas": BELOW_1,
     "train.clip": AT_LEAST_0,
+    "train.loss": AT_LEAST_0,  # each part's weight
     "train.log_every": AT_LEAST_1,
     "train.eval_every": AT_LEAST_1,
     "train.eval_rows": AT_LEAST_0,
@@ -63,6 +66,7 @@ BOUNDS: dict[str, Bound] = {
     "train.checkpoint_every": AT_LEAST_1,
     "train.keep_last": AT_LEAST_1,
     "train.keep_features_gib": AT_LEAST_0,
+    "train.seed": SEED,
     "decode.k": AT_LEAST_1,
     "decode.tree_depth": AT_LEAST_1,
     "decode.tree_top_k": AT_LEAST_1,
@@ -73,19 +77,20 @@ BOUNDS: dict[str, Bound] = {
     "decode.min_p": BELOW_1,
     "decode.repetition_penalty": POSITIVE,
     "decode.max_new_tokens": AT_LEAST_2,
+    "decode.seed": SEED,
     "evaluate.max_prompts": AT_LEAST_1,
     "evaluate.sweep": AT_LEAST_1,
     "evaluate.sweep_prompts": AT_LEAST_0,
     "evaluate.repeats": AT_LEAST_1,
     "evaluate.warmup_prompts": AT_LEAST_0,
-    "evaluate.bootstrap": (lambda x: x >= 100, "100 or more"),
-    "evaluate.threads": AT_LEAST_0,
+    "evaluate.bootstrap": (lambda x: 100 <= x <= 100_000, "between 100 and 100,000"),
+    "evaluate.threads": (lambda x: 0 <= x <= 1024, "between 0 and 1,024"),
     "evaluate.price_per_hour": AT_LEAST_0,
 }
 
 
 def check(config: Config) -> None:
-    """Raise a `UserError` for the first number outside its bounds; lists are checked item by item.
+    """Raise a `UserError` for the first number outside its bounds; lists and mappings are checked item by item.
 
     Null passes: where the type has it, it is a choice of its own.
     """
@@ -93,10 +98,22 @@ def check(config: Config) -> None:
     for key, (fits, words) in BOUNDS.items():
         section, name = key.split(".")
         value = getattr(getattr(config, section), name, None)
-        items = value if isinstance(value, list | tuple) else [value]
-        for item in items:
+        items = list(value.values()) if isinstance(value, dict) else value
+        for item in items if isinstance(items, list | tuple) else [items]:
             if item is not None and not fits(item):
                 raise UserError(f"`{key}` must be {words}, not {item}.")
+    if len(config.train.betas) != 2:
+        raise UserError(f"`train.betas` takes 2 numbers, not {len(config.train.betas)}.")
+    for key, steps in (
+        ("train.eval_steps", config.train.eval_steps),
+        ("draft.ttt_steps", getattr(config.draft, "ttt_steps", 1)),
+    ):
+        # a row's first token is nobody's prediction, and the draft's start takes another
+        if steps > config.data.max_length - 2:
+            raise UserError(
+                f"`{key}` is {steps}, and a row of `data.max_length={config.data.max_length}` tokens has room for "
+                f"{config.data.max_length - 2} drafted ones. Lower the one or raise the other."
+            )
     if config.train.resume not in ("auto", "never"):
         raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
     _check_decode(config.decode)

@@ -2,6 +2,8 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspec.decoding.request import Request, Result, Round
+from deepspec.decoding.request import Request, Result, Round, Sampling
 from deepspec.errors import UserError
-from deepspec.evaluation.ideal import time_steps
+from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines
+from deepspec.evaluation.ideal import MOST_LENGTHS, MOST_PROMPTS, StepClock, lengths
 from deepspec.evaluation.machine import NoiseMeter
 from deepspec.evaluation.measure import Decode, Hooks, Plan, decodings_of, measure, records
 from deepspec.evaluation.prompts import Prompt, choose, fitting, read_held_out, spread
+from deepspec.evaluation.result import StepTimes
 from deepspec.evaluation.ties import prove_tie
 from deepspec.target.fit import check_fit
 from tests.reporting.synthetic import make_records
@@ -176,21 +180,91 @@ def test_held_out_prompts_are_read_or_refused_by_line(tmp_path: Path) -> None:
         read_held_out(tmp_path, "make it")
 
 
-def test_step_times_are_medians_in_alternating_order() -> None:
-    order: list[int] = []
+def test_steps_are_timed_after_each_prompt_in_alternating_order() -> None:
+    order: list[str] = []
     now = 0.0
 
-    def clock() -> float:
-        return now
+    def step(name: str, n: int, seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal now
+            order.append(f"{name}{n}")
+            now += seconds
 
-    def step(n: int) -> None:
-        nonlocal now
-        order.append(n)
-        now += n * (100.0 if len(order) == 4 else 1.0)  # one slow outlier
+        return run
 
-    times = time_steps({1: lambda: step(1), 2: lambda: step(2)}, 3, clock)
-    assert order == [1, 2, 1, 2, 2, 1, 1, 2]
-    assert times == {1: 1.0, 2: 2.0}
+    steps = StepClock(1, prompts=6, clock=lambda: now)
+    assert [steps.wants(number) for number in range(6)] == [True] * 6
+    for number in range(6):
+        slow = 100.0 if number == 0 else 1.0  # the machine was disturbed at the first prompt
+        steps.take(
+            lambda n, slow=slow: step("v", n, n * slow),
+            lambda j, slow=slow: step("d", j, 0.25 * slow),
+            10 + number,
+        )
+    assert order[:9] == ["v1", "v2", "d1", "v1", "v2", "d1", "d1", "v2", "v1"]
+    assert steps.result() == StepTimes(context=12, verify=[1.0, 2.0], draft=[0.25], repeats=12)
+    assert StepClock(1, prompts=6).result() is None
+
+
+def test_long_rounds_are_timed_at_a_few_lengths_only() -> None:
+    now, steps_run = 0.0, 0
+
+    def step(n: int) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal now, steps_run
+            steps_run += 1
+            now += 3.0 + 0.5 * n
+
+        return run
+
+    steps = StepClock(400, prompts=100, clock=lambda: now)
+    timed = [number for number in range(100) if steps.wants(number)]
+    for _ in timed:
+        steps.take(step, step, 10)
+    result = steps.result()
+    assert len(timed) <= MOST_PROMPTS and steps_run <= len(timed) * 2 * 2 * MOST_LENGTHS
+    assert result is not None and len(result.verify) == 401 and len(result.draft) == 400
+    assert result.verify == pytest.approx([3.0 + 0.5 * n for n in range(1, 402)])  # what is a line stays one
+
+
+@given(st.integers(1, 5000))
+def test_timed_lengths_reach_from_one_to_the_longest(longest: int) -> None:
+    found = lengths(longest)
+    assert found[0] == 1 and found[-1] == longest and len(found) <= MOST_LENGTHS
+    assert found == sorted(set(found))
+
+
+def test_after_each_prompt_its_results_are_handed_on() -> None:
+    log: list[str] = []
+    arms = {name: pretending(name, log, [5, 6, 7]) for name in "AB"}
+
+    def after(number: int, results: Mapping[str, Result]) -> None:
+        log.append(f"after {number} {sorted(results)} {results['A'].id}")
+
+    measure(PROMPTS[:2], arms, Plan(8, (0,), warmup=0), Hooks(after=after))
+    assert log == ["p0A", "p0B", "after 0 ['A', 'B'] p0", "p1B", "p1A", "after 1 ['A', 'B'] p1"]
+
+
+def test_texts_of_transformers_that_are_not_ours_are_counted() -> None:
+    other = pretending("T", [], [5, 6, 8])
+    ways = {
+        (OURS, "float32"): pretending("A", [], [5, 6, 7]),
+        (TRANSFORMERS, "float32"): lambda request: pretending("T", [], [5, 6, 7 + (request.id == "p1")])(
+            request
+        ),
+        (OURS, "bfloat16"): other,
+        (TRANSFORMERS, "bfloat16"): other,
+    }
+    plan = Plan(8, (0,))
+    found = {(b.decoder, b.dtype): b.differing for b in time_baselines(ways, PROMPTS, plan, resamples=100)}
+    assert found == {
+        (OURS, "float32"): None,
+        (TRANSFORMERS, "float32"): 1,
+        (OURS, "bfloat16"): None,
+        (TRANSFORMERS, "bfloat16"): 0,
+    }
+    sampled = replace(plan, sampling=Sampling(temperature=1.0))
+    assert {b.differing for b in time_baselines(ways, PROMPTS, sampled, resamples=100)} == {None}
 
 
 IDENTITY = {"name": "t", "weights": "w", "tokenizer": "k", "hidden_size": 8, "num_layers": 2, "vocab_size": 9}

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import weakref
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +204,24 @@ def test_what_was_measured_is_not_measured_again(
     assert load_result(trained / "evaluation" / "result.json").conditions.max_new_tokens == 6
 
 
+def test_a_moved_or_renamed_target_is_not_measured_again(
+    config: Config, trained: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    stage.run(config)
+    before = (trained / "evaluation" / "result.json").read_bytes()
+    config.target.path = config.target.name = "elsewhere"
+    stage.run(config)
+    assert "Measured already" in capsys.readouterr().out
+    assert (trained / "evaluation" / "result.json").read_bytes() == before
+    target._identity["weights"] = "others"  # what lies there now
+    with pytest.raises(UserError, match="was made for other weights"):
+        stage.run(config)
+    config.target.allow_other_target = True
+    with pytest.raises(UserError, match=r"target\.allow_other_target was False, is True"):
+        stage.run(config)
+
+
 def test_other_held_out_prompts_are_measured_anew(config: Config, trained: Path) -> None:
     config.evaluate.baselines, config.evaluate.sweep = False, []
     stage.run(config)
@@ -302,6 +321,46 @@ def test_the_headline_is_never_against_a_slower_plain_decoding(
     assert "the same loop" in result.conditions.fastest_plain
     assert result.summary.speedup == result.summary.speedup_same_loop
     assert any(b.note and "on all prompts" in b.note for b in result.baselines)
+
+
+def test_k_beyond_the_answers_length_times_no_steps_that_cannot_occur(config: Config, trained: Path) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, [1, 300, 5000]
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert [point.k for point in result.sweep] == [
+        1,
+        10,
+    ]  # of 12 tokens, 1 is the prefill's and 1 the target's
+    assert result.step_times is not None and len(result.step_times.verify) == result.conditions.k + 1
+
+
+def test_copies_of_the_target_that_lost_are_not_in_memory_during_the_main_run(
+    config: Config, trained: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, copies, alive = stage.load_target, [], []
+
+    def watched(settings: TargetConfig, layers: Any = ()) -> Target:
+        found = load(settings, layers)
+        if found is not target:
+            copies.append(weakref.ref(found.model))
+        return found
+
+    def main(self: Any) -> Any:
+        alive.append(sum(copy() is not None for copy in copies))
+        return measure_main(self)
+
+    measure_main = measuring._Evaluation._main
+    monkeypatch.setattr(stage, "load_target", watched)
+    # the fastest is one that needs no copy
+    monkeypatch.setattr(measuring, "transformers_decode", lambda of: took(1e-9 if of is target else 1e3))
+    monkeypatch.setattr(measuring._Evaluation, "_main", main)
+    stage.run(config)
+    assert len(copies) == 2 and alive == [0]
+
+
+def took(seconds: float) -> Any:
+    """A decoder of that speed."""
+    return lambda request: Result(request.id, [5, 6], "length", 1.0, seconds)
 
 
 def test_sampled_outputs_are_not_compared(config: Config, trained: Path) -> None:
