@@ -1,32 +1,10 @@
 """How fast decoding could be if only the modules cost time: bare step times, measured outside the engine."""
 
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from deepspec.decoding.request import Round
+from deepspec.decoding.steps import time_steps
 from deepspec.evaluation.result import StepTimes
-
-
-def time_steps(
-    steps: Mapping[int, Callable[[], None]],
-    repeats: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[int, float]:
-    """Median seconds of each step.
-
-    Every step runs once uncounted; then all run in turn, `repeats` times, forwards and backwards, so that a
-    drift of the machine meets them alike. A step returns when its work is done (it synchronises its device).
-    """
-    for step in steps.values():
-        step()
-    taken: dict[int, list[float]] = {n: [] for n in steps}
-    for turn in range(repeats):
-        for n in sorted(steps, reverse=turn % 2 == 1):
-            start = clock()
-            steps[n]()
-            taken[n].append(clock() - start)
-    return {n: statistics.median(seconds) for n, seconds in taken.items()}
 
 
 def measure_steps(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepspec.decoding.request import Request, Result, Round
+from deepspec.decoding.steps import time_steps
 from deepspec.errors import UserError
 from deepspec.evaluation.fit import check_fit
-from deepspec.evaluation.ideal import time_steps
 from deepspec.evaluation.machine import NoiseMeter
 from deepspec.evaluation.measure import Decode, Hooks, Plan, decodings_of, measure, records
 from deepspec.evaluation.prompts import Prompt, choose, fitting, read_held_out, spread
