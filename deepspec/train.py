@@ -1,5 +1,12 @@
 """`python -m deepspec.train +recipe=…`: a data artifact and a target to a trained draft."""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("train")  # before the imports below, which take seconds
+
+import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
@@ -11,21 +18,34 @@ from accelerate import Accelerator, PartialState
 from safetensors import SafetensorError
 from torch import Tensor
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
-from deepspec.config.app import command, entry
+from deepspec.artifacts import (
+    MANIFEST,
+    check_whole,
+    fingerprint,
+    new_artifact,
+    plain,
+    read_manifest,
+    refuse_to_replace,
+    without_name,
+)
+from deepspec.config.app import command
 from deepspec.config.schema import Config, Precision, Tracker
+from deepspec.data import deciding
 from deepspec.data.dataset import load_draft_vocab, load_rows
 from deepspec.data.prompts import prompts_sha256
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_fit, same_dtype
 from deepspec.target import Target, load_target
-from deepspec.training.checkpoint import Counters, save_draft
+from deepspec.target.fit import check_fit, same_dtype
+from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import describe, join_processes, new_accelerator
 from deepspec.training.loop import Run, train
+from deepspec.training.saved_draft import start_from
 from deepspec.training.trackers import new_tracker
 
+# Of the data's manifest, what is read here.
+DATA_KEYS = ("fingerprint", "config.temperature", "inputs.target.name", "inputs.draft_vocab_size")
 # Settings of `train` that decide what is learnt; the others (logging, checkpoints, …) may change on resuming.
 DECIDES = ("epochs", "max_steps", "learning_rate", "warmup", "weight_decay", "betas", "clip", "loss", "seed")
 
@@ -45,19 +65,28 @@ def run(config: Config) -> Path:
 def _run(config: Config, processes: PartialState) -> Path:
     out, command_again = Path(config.out), command("train")
     data = _data(config, out / "data", processes)
+    if processes.is_main_process:
+        check_whole(out / "data", data, command("prepare"))
     target = _target(config, data, processes)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
-    warnings = check_fit(data["inputs"]["target"], target.identity(), allow, what)
+    notes = check_fit(data["inputs"]["target"], target.identity(), allow, what)
     accelerator = new_accelerator(config.target.device, config.train.precision, lambda: _precision_of(target))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator)
+    if accelerator.is_main_process:
+        _make_room(config, out, recipe, say)
+    accelerator.wait_for_everyone()
     if config.train.resume == "auto" and _made_of(out / "draft", recipe):
         say(f"{out / 'draft'} is complete already.")
         return out / "draft"
-    for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *warnings]:
+    for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *notes]:
         say(line)
+    # under bf16 autocast a norm's weight is float32, and torch says so once in each run
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, _draft_vocab(out / "data", data))
+    if folder := getattr(config.draft, "init_from", None):
+        start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
@@ -65,8 +94,12 @@ def _run(config: Config, processes: PartialState) -> Path:
         settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, temperature)
         counters = train(draft, rows, held_out, settings)
     if accelerator.is_main_process:
-        _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=warnings)
+        skipped = _skipped(counters)
+        notes += skipped
+        _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=notes)
         say(f"{out / 'draft'} is trained: {_result(counters)}.")
+        for line in skipped:
+            say(f"warning: {line}")
     accelerator.wait_for_everyone()
     return out / "draft"
 
@@ -85,10 +118,11 @@ def _data(config: Config, folder: Path, processes: PartialState) -> dict[str, An
         from deepspec.prepare import run as prepare
 
         prepare(config)
-    manifest = read_manifest(folder, command("prepare"))
+    manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
     if stale := _stale(config, folder):
         raise UserError(
-            f"{folder} was made with other settings ({stale}). Make it again: {command('prepare')}"
+            f"{folder} was made with other settings ({stale}). Set them back, choose another folder (out=...), "
+            f"or make it again: {command('prepare')} overwrite=true"
         )
     return manifest
 
@@ -98,8 +132,8 @@ def _stale(config: Config, folder: Path) -> str:
 
     The prompts file counts by its content, wherever it lies. One that is no longer there cannot have changed.
     """
-    manifest = read_manifest(folder, command("prepare"))
-    now = {f"data.{key}": value for key, value in plain(config.data).items()}
+    manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
+    now = {f"data.{key}": value for key, value in deciding(config.data).items()}
     now["draft.vocab_size"] = getattr(config.draft, "vocab_size", None)
     then = {f"data.{key}": value for key, value in manifest["config"].items()}
     then["draft.vocab_size"] = manifest["inputs"]["draft_vocab_size"]
@@ -143,12 +177,31 @@ def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: A
 
 
 def _made_of(folder: Path, recipe: dict[str, Any]) -> bool:
-    """Whether a finished draft has this recipe; one written by an earlier version has the target's name in it."""
+    """Whether a finished draft has this recipe."""
     if not (folder / MANIFEST).is_file():
         return False
-    before = read_manifest(folder, command("train")).get("recipe", {})
-    before = {**before, "target": without_name(before.get("target", {}))}
-    return fingerprint(before) == fingerprint(recipe)
+    return not recipe_difference(read_manifest(folder, command("train")).get("recipe", {}), recipe)
+
+
+def _make_room(config: Config, out: Path, recipe: dict[str, Any], say: Callable[[str], None]) -> None:
+    """A draft or checkpoints of another recipe are an error, or with `overwrite` give way; a finished draft of
+    this one must be whole. The old draft stays until the new one replaces it."""
+    again, draft = command("train"), out / "draft"
+    for folder in [draft, *sorted((out / "checkpoints").glob("step-*"))]:
+        try:
+            manifest = read_manifest(folder, again)
+        except UserError:
+            if folder == draft and (folder / MANIFEST).exists():
+                raise
+            continue  # none, or a checkpoint that was cut: resuming passes it over
+        if difference := recipe_difference(manifest.get("recipe", {}), recipe):
+            if not config.overwrite:
+                raise refuse_to_replace(folder, difference)
+            say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
+            if folder != draft:
+                shutil.rmtree(folder)
+        elif folder == draft and config.train.resume == "auto":
+            check_whole(folder, manifest, again)
 
 
 def _save(
@@ -179,12 +232,15 @@ def _result(counters: Counters) -> str:
     parts = [f"{counters.step} steps", f"{counters.tokens} tokens", f"{counters.seconds:.0f} s of training"]
     if counters.evaluation and counters.evaluation["tau"] is not None:
         parts.append(f"offline τ {counters.evaluation['tau']:.2f} at K = {counters.evaluation['k']}")
-    if counters.skipped:
-        parts.append(f"{counters.skipped} steps skipped (loss not finite)")
     return ", ".join(parts)
 
 
-main = entry("train", run)
-
-if __name__ == "__main__":
-    main()
+def _skipped(counters: Counters) -> list[str]:
+    """A warning for the draft's manifest, and so for every result of it, where steps were not taken."""
+    if not counters.skipped:
+        return []
+    return [
+        f"{counters.skipped} of {counters.step} training steps were skipped, as their loss or gradient was not "
+        "finite: the draft has learnt from the others only. A lower train.learning_rate or train.precision=no "
+        "avoids it."
+    ]

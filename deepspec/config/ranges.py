@@ -1,10 +1,11 @@
 """Bounds of the numbers in the configuration, checked before any work; no other file states them."""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from math import isfinite
 from typing import Any
 
-from deepspec.config.schema import Config, Rule
+from deepspec.config.schema import Children, Config, DecodeConfig, Rule, Tree
 from deepspec.errors import UserError
 
 Bound = tuple[Callable[[Any], bool], str]
@@ -27,6 +28,8 @@ BOUNDS: dict[str, Bound] = {
     "draft.vocab_size": AT_LEAST_1,
     "draft.capture_layers": AT_LEAST_0,
     "draft.intermediate_size": AT_LEAST_1,
+    "draft.hidden_size": AT_LEAST_1,
+    "draft.noise": AT_LEAST_0,
     "data.builtin_prompts": AT_LEAST_0,
     "data.regenerated_prompts": AT_LEAST_0,
     "data.held_out_prompts": AT_LEAST_0,
@@ -34,6 +37,16 @@ BOUNDS: dict[str, Bound] = {
     "data.max_new_tokens": AT_LEAST_2,
     "data.temperature": AT_LEAST_0,
     "data.batch_size": AT_LEAST_1,
+    "data.max_prompts": AT_LEAST_1,
+    "data.near_duplicates": FRACTION,
+    "data.decontaminate_words": AT_LEAST_2,
+    "data.min_characters": AT_LEAST_0,
+    "data.max_characters": AT_LEAST_1,
+    "data.top_p": NUCLEUS,
+    "data.samples": AT_LEAST_1,
+    "data.concurrency": AT_LEAST_1,
+    "data.timeout": POSITIVE,
+    "data.retries": AT_LEAST_0,
     "train.epochs": POSITIVE,
     "train.max_steps": AT_LEAST_1,
     "train.batch_size": AT_LEAST_1,
@@ -51,10 +64,14 @@ BOUNDS: dict[str, Bound] = {
     "train.keep_last": AT_LEAST_1,
     "train.keep_features_gib": AT_LEAST_0,
     "decode.k": AT_LEAST_1,
+    "decode.tree_depth": AT_LEAST_1,
+    "decode.tree_top_k": AT_LEAST_1,
+    "decode.tree_total_tokens": AT_LEAST_1,
     "decode.temperature": AT_LEAST_0,
     "decode.top_k": AT_LEAST_0,
     "decode.top_p": NUCLEUS,
     "decode.min_p": BELOW_1,
+    "decode.repetition_penalty": POSITIVE,
     "decode.max_new_tokens": AT_LEAST_2,
     "evaluate.max_prompts": AT_LEAST_1,
     "evaluate.sweep": AT_LEAST_1,
@@ -72,6 +89,7 @@ def check(config: Config) -> None:
 
     Null passes: where the type has it, it is a choice of its own.
     """
+    named(config.out)
     for key, (fits, words) in BOUNDS.items():
         section, name = key.split(".")
         value = getattr(getattr(config, section), name, None)
@@ -81,12 +99,25 @@ def check(config: Config) -> None:
                 raise UserError(f"`{key}` must be {words}, not {item}.")
     if config.train.resume not in ("auto", "never"):
         raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
-    if config.decode.rule is Rule.greedy and config.decode.temperature > 0:
-        raise UserError(
-            f"`decode.rule=greedy` accepts by argmax only, and `decode.temperature` is "
-            f"{config.decode.temperature}. Use decode.rule=auto, or decode.temperature=0."
-        )
+    _check_decode(config.decode)
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
+    if is_dataclass(config.draft):
+        _check_draft(config.draft)
+
+
+def _check_draft(options: Any) -> None:
+    from deepspec.drafts.registry import check_options
+
+    check_options(options)
+
+
+def named(out: str) -> str:
+    """`out` itself; `UserError` if it is empty, and everything would be written into the current folder."""
+    if not out.strip():
+        raise UserError(
+            "`out` is empty: name a folder for everything this run makes, for example out=runs/mine."
+        )
+    return out
 
 
 def _check_capture_layers(layers: list[int] | None) -> None:
@@ -95,4 +126,26 @@ def _check_capture_layers(layers: list[int] | None) -> None:
         raise UserError(
             f"`draft.capture_layers` must be ascending layer numbers, at least one and none twice, not {layers}. "
             "Null takes a low, a middle and a high layer."
+        )
+
+
+def _check_decode(decode: DecodeConfig) -> None:
+    """Before a draft is trained for hours that could not be decoded so."""
+    if decode.rule is Rule.greedy and decode.temperature > 0:
+        raise UserError(
+            f"`decode.rule=greedy` accepts by argmax only, and `decode.temperature` is "
+            f"{decode.temperature}. Use decode.rule=auto, or decode.temperature=0."
+        )
+    if decode.rule is Rule.block and decode.tree is not Tree.none:
+        raise UserError("`decode.rule=block` verifies chains. With `decode.tree` use decode.rule=auto.")
+    if decode.tree is Tree.dynamic and decode.children is Children.sampled:
+        raise UserError(
+            "`decode.tree=dynamic` picks children by their probability, which sampled ones must not be: the output "
+            "would no longer be the target's. Use decode.children=deterministic, or decode.tree=static."
+        )
+    parents = decode.tree_parents
+    if wrong := [node for node, parent in enumerate(parents) if not -1 <= parent < node]:
+        raise UserError(
+            f"`decode.tree_parents` gives node {wrong[0]} the parent {parents[wrong[0]]}. It must be -1 (the pending "
+            "token) or a node before it."
         )

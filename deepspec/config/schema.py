@@ -35,6 +35,28 @@ class OnError(Enum):
     skip = "skip"
 
 
+class Supervise(Enum):
+    """Which answers of a conversation are learned: all, or the last with the others as context."""
+
+    all = "all"
+    last = "last"
+
+
+class Thinking(Enum):
+    """Given thoughts: learned as the template shows them, taken out beforehand, or read but not learned."""
+
+    keep = "keep"
+    drop = "drop"
+    mask = "mask"
+
+
+class Regenerate(Enum):
+    """Where the target answers: in this process, or behind OpenAI-compatible servers."""
+
+    engine = "engine"
+    servers = "servers"
+
+
 class Tracker(Enum):
     none = "none"
     wandb = "wandb"
@@ -52,11 +74,29 @@ class Precision(Enum):
 
 
 class Rule(Enum):
-    """How drafted tokens are accepted; `auto` is greedy at temperature 0 and token rejection above it."""
+    """How drafted tokens are accepted; `auto` is greedy at temperature 0, and above it block verification of
+    chains and token rejection down the branches of trees."""
 
     auto = "auto"
     greedy = "greedy"
     token = "token"
+    block = "block"
+
+
+class Tree(Enum):
+    """What a draft that can branch proposes: `none` is a chain, `static` a given shape, `dynamic` one that follows
+    the draft's probabilities (EAGLE-2)."""
+
+    none = "none"
+    static = "static"
+    dynamic = "dynamic"
+
+
+class Children(Enum):
+    """Of a static tree's node: the most probable tokens, or tokens drawn without replacement."""
+
+    deterministic = "deterministic"
+    sampled = "sampled"
 
 
 @dataclass
@@ -72,17 +112,56 @@ class TargetConfig:
 
 
 @dataclass
+class HubConfig:
+    subset: str | None = None  # the data set's configuration, where it has several
+    split: str = "train"
+    revision: str | None = None  # the commit
+    streaming: bool = False  # read over the network, store nothing
+
+
+@dataclass
 class DataConfig:
-    prompts: str | None = None  # a JSONL or text file of your own prompts; null = built-in prompts only
+    # a file (.jsonl .json .csv .tsv .parquet .arrow .txt; .gz and .zst too), a folder, a pattern, or hf:NAME;
+    # null = built-in prompts only
+    prompts: str | None = None
+    hub: HubConfig = field(default_factory=HubConfig)  # of hf:NAME
+    max_prompts: int | None = None  # of the source: its first so many good rows; null = all
+    columns: dict[str, str] = field(default_factory=dict)  # our field: your column, e.g. {prompt: query}
     builtin_prompts: int = 0  # how many built-in prompts to add (standard-library tasks, everyday questions)
     answers: Answers = Answers.regenerated
     regenerated_prompts: int | None = None  # with answers=mixed: how many get the target's own answer
     held_out_prompts: int = 32  # never trained on, kept for evaluation; split by source group; 0 = none
     system: str | None = None  # a system prompt put before every conversation that has none
+    # hygiene; exact duplicates are always left out
+    near_duplicates: float | None = None  # leave out prompts whose Jaccard similarity to another is higher
+    decontaminate: list[str] = field(default_factory=list)  # files of evaluation prompts not to be trained on
+    decontaminate_words: int = 13  # so many words in a row, shared with one of them, are too many
+    min_characters: int = 0  # of what the user says
+    max_characters: int | None = None
+    redact: bool = False  # e-mail addresses, keys, card numbers → [EMAIL], [SECRET], [NUMBER]
+    # prompts rewritten and added to the training side; each {name, probability, seed, options of its own}
+    augment: list[dict[str, Any]] = field(default_factory=list)
+    # template and loss mask
+    supervise: Supervise = Supervise.all
+    thinking: Thinking = Thinking.keep
+    thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    template_args: dict[str, Any] = field(
+        default_factory=dict
+    )  # the chat template's own, e.g. enable_thinking
     max_length: int = 1024  # tokens in a training row; documents are packed, longer ones cut (counted)
-    max_new_tokens: int = 256  # regeneration: longest answer
-    temperature: float = 0.0  # regeneration
-    batch_size: int = 16  # regeneration: conversations at a time
+    # regeneration
+    regenerate: Regenerate = Regenerate.engine
+    max_new_tokens: int = 256  # longest answer
+    temperature: float = 0.0
+    top_p: float = 1.0
+    samples: int = 1  # answers to each training prompt
+    batch_size: int = 16  # engine: conversations at a time
+    servers: list[str] = field(default_factory=list)  # base URLs; the key comes from $OPENAI_API_KEY
+    server_model: str | None = None  # its name there; null = the first that each server lists
+    server_args: dict[str, Any] = field(default_factory=dict)  # more of the request's body, e.g. top_k
+    concurrency: int = 32  # requests at a time, to each server
+    timeout: float = 600.0  # seconds without an answer
+    retries: int = 6  # of one request, after 429, 5xx, time-outs and dropped connections
     on_error: OnError = OnError.strict
     seed: int = 0
 
@@ -117,10 +196,19 @@ class TrainConfig:
 class DecodeConfig:
     rule: Rule = Rule.auto
     k: int = 5  # drafted tokens a round; evaluate uses it only when evaluate.sweep is []
+    tree: Tree = Tree.none  # its size then stands below, and k and evaluate.sweep do not matter
+    # static: each node's parent, -1 = the pending token; this default is a shape for trying, tuned to no draft
+    tree_parents: list[int] = field(default_factory=lambda: [-1, -1, -1, 0, 0, 0, 1, 3, 3, 4, 7, 7, 10])
+    children: Children = Children.deterministic  # static
+    tree_depth: int = 5  # dynamic: levels
+    tree_top_k: int = 4  # dynamic: nodes a level that grow on, and children of each
+    tree_total_tokens: int = 24  # dynamic: nodes verified
     temperature: float = 0.0
     top_k: int = 0  # 0 = off
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0  # of tokens in prompt and answer; 1 = off
+    stop: list[str] = field(default_factory=list)  # strings that end an answer, beside the end tokens
     max_new_tokens: int = 128
     seed: int = 0
 
@@ -153,3 +241,6 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it
     auto_prepare: bool = False  # a stage whose input is missing makes it
+    overwrite: bool = False  # replace what lies in `out`, made with other settings; else a stage refuses
+    audit: bool = False  # prepare: also write audit.html, rows coloured by their loss mask
+    retry_errors: bool = False  # prepare: ask the servers again for answers that failed in an earlier run

@@ -5,15 +5,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from deepspec.decoding.request import Sampling
+from deepspec.decoding.sampling import penalise
 from deepspec.evaluation.ties import LogitsTwoWays
 from deepspec.target import Target, chain
 
 
-def logits_two_ways(target: Target, k: int) -> LogitsTwoWays:
-    """The next token's logits by the shapes of plain decoding (token by token) and of verification (K+1)."""
+def logits_two_ways(target: Target, k: int, repetition_penalty: float = 1.0) -> LogitsTwoWays:
+    """The next token's logits by the shapes of plain decoding (token by token) and of verification (K+1).
+
+    repetition_penalty: the answer's, which decides what is the largest of them.
+    """
 
     def both(prompt: Sequence[int], answer: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return _next_logits(target, prompt, answer, 1), _next_logits(target, prompt, answer, k + 1)
+        found = [_next_logits(target, prompt, answer, block) for block in (1, k + 1)]
+        if repetition_penalty != 1:
+            sampling = Sampling(repetition_penalty=repetition_penalty)
+            seen = torch.zeros_like(found[0], dtype=torch.bool)
+            seen[[*prompt, *answer]] = True
+            found = [penalise(logits[None], seen, [sampling])[0] for logits in found]
+        return found[0], found[1]
 
     return both
 

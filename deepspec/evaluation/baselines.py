@@ -22,6 +22,7 @@ class Model(Protocol):
     """The part of a target that transformers' generate needs."""
 
     model: Any
+    tokenizer: Any
     device: torch.device
 
 
@@ -56,11 +57,13 @@ def transformers_decode(target: Model) -> Decode:
                 attention_mask=torch.ones_like(tokens),
                 generation_config=_generation_config(request),
                 streamer=streamer,
+                tokenizer=target.tokenizer if request.stop else None,
             )
         answer = output[0, len(request.tokens) :].tolist()
         end = time.perf_counter()
         first = end if streamer.first is None else streamer.first
-        finish = "eos" if answer and answer[-1] in request.eos else "length"
+        ended = "stop" if request.stop and len(answer) < request.max_new_tokens else "length"
+        finish = "eos" if answer and answer[-1] in request.eos else ended
         return Result(request.id, answer, finish, first - start, end - first)
 
     return decode
@@ -86,7 +89,8 @@ def _generation_config(request: Request) -> GenerationConfig:
         use_cache=True,
         eos_token_id=list(request.eos) or None,
         pad_token_id=request.eos[0] if request.eos else 0,
-        repetition_penalty=1.0,
+        repetition_penalty=sampling.repetition_penalty,
+        stop_strings=list(request.stop) or None,
         do_sample=sampled,
         temperature=sampling.temperature if sampled else 1.0,
         top_k=sampling.top_k if sampled else 50,  # where nothing is sampled, the values that raise no warning

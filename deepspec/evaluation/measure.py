@@ -28,12 +28,14 @@ class Plan:
     seed: int = 0
     repeats: int = 1
     warmup: int = 1
+    stop: tuple[str, ...] = ()
 
     def request(self, prompt: Prompt, repeat: int) -> Request:
         """The request of one prompt; its random draws depend on the seed, the prompt and the repeat alone."""
         key = f"{self.seed}/{prompt.id}/{repeat}".encode()
         seed = int.from_bytes(hashlib.sha256(key).digest()[:6], "big")
-        return Request(list(prompt.tokens), self.max_new_tokens, self.sampling, seed, self.eos, prompt.id)
+        tokens = list(prompt.tokens)
+        return Request(tokens, self.max_new_tokens, self.sampling, seed, self.eos, prompt.id, self.stop)
 
 
 @dataclass

@@ -12,8 +12,10 @@ from tqdm import tqdm
 
 from deepspec.config.schema import Config, DecodeConfig
 from deepspec.decoding import Engine
+from deepspec.decoding.engine import tree_of
 from deepspec.decoding.request import Request, Result, Sampling
 from deepspec.decoding.steps import draft_steps, verify_steps
+from deepspec.decoding.trees import longest_path, size_of
 from deepspec.drafts.contract import Drafter
 from deepspec.errors import UserError
 from deepspec.evaluation.bare import logits_two_ways
@@ -79,41 +81,17 @@ def evaluate(config: Config, subject: Subject, prompts: Sequence[Prompt], papers
     return _Evaluation(config, subject, prompts, papers).result()
 
 
-def check_settings(config: Config) -> None:
-    """UserError, before anything is loaded, for settings that cannot be measured."""
-    evaluate_, decode = config.evaluate, config.decode
-    for key, k in [("decode.k", decode.k), *(("evaluate.sweep", k) for k in evaluate_.sweep)]:
-        if k < 1:
-            raise UserError(f"{key} has K = {k}: a round drafts at least 1 token. Give 1 or more.")
-    least = {
-        "max_prompts": 1,
-        "repeats": 1,
-        "sweep_prompts": 0,
-        "warmup_prompts": 0,
-        "bootstrap": 100,
-        "threads": 0,
-    }
-    for key, minimum in least.items():
-        if getattr(evaluate_, key) < minimum:
-            raise UserError(f"evaluate.{key} is {getattr(evaluate_, key)}: give {minimum} or more.")
-    if decode.max_new_tokens < 2:
-        raise UserError(
-            f"decode.max_new_tokens is {decode.max_new_tokens}: the first token comes from the prefill and "
-            "belongs to no round, so there is nothing to measure. Give 2 or more."
-        )
-
-
 class _Evaluation:
     def __init__(self, config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> None:
-        check_settings(config)
         self.config, self.target, self.draft, self.papers = config, subject.target, subject.draft, papers
         self.load_as = subject.load_as
         settings, decode = config.evaluate, config.decode
         if settings.threads > 0:
             torch.set_num_threads(settings.threads)
         self.main, self.sweep, self.overlap = choose(prompts, settings.max_prompts, settings.sweep_prompts)
-        self.ks = sorted(set(settings.sweep)) if self.sweep else []
-        self.k = decode.k
+        self.tree = tree_of(decode)
+        self.ks = sorted(set(settings.sweep)) if self.sweep and self.tree is None else []
+        self.k = decode.k if self.tree is None else longest_path(self.tree)
         self.dtype = str(self.target.dtype).removeprefix("torch.")
         self.plan = Plan(
             max_new_tokens=decode.max_new_tokens,
@@ -122,6 +100,7 @@ class _Evaluation:
             seed=decode.seed,
             repeats=settings.repeats,
             warmup=settings.warmup_prompts,
+            stop=tuple(decode.stop),
         )
         self.once = replace(self.plan, repeats=1, warmup=min(1, settings.warmup_prompts))
         self.meter = NoiseMeter()
@@ -150,7 +129,7 @@ class _Evaluation:
             step_times=steps,
             summary=summarise([], resamples=100),
             categories={},
-            warnings=self.papers.warnings,
+            warnings=[*self.papers.warnings, *self._chains_for_trees(records)],
             training=self.papers.training,
             records=records,
         )
@@ -172,7 +151,7 @@ class _Evaluation:
         return replace(hooks, meter=self.meter) if metered else hooks
 
     def _speculative(self, k: int) -> Decode:
-        return _decode(Engine(self.target, self.draft, k=k, rule=self.config.decode.rule.value))
+        return _decode(Engine.configured(self.target, self.draft, self.config.decode, k))
 
     def _sweep(self) -> list[SweepPoint]:
         """Try every K on a few prompts, all interleaved with plain decoding; keep the fastest."""
@@ -236,8 +215,19 @@ class _Evaluation:
             arms[FASTEST] = self.fastest
         results = measure(self.main, arms, self.plan, self._hooks(f"measuring, K={self.k}", metered=True))
         greedy = self.plan.sampling.temperature == 0
-        proof = logits_two_ways(self.target, self.k) if greedy else None
+        read = self.k if self.tree is None else size_of(self.tree)
+        proof = logits_two_ways(self.target, read, self.plan.sampling.repetition_penalty) if greedy else None
         return records(self.main, results, self._text, proof)
+
+    def _chains_for_trees(self, records: list[PromptRecord]) -> list[str]:
+        """A draft that cannot branch takes no notice of `decode.tree`; whoever reads the result should."""
+        rounds = [r for record in records for d in record.speculative for r in d.rounds if not r.cut]
+        if self.tree is None or any(r.scheduled != r.verified for r in rounds):
+            return []
+        asked = self.config.decode.tree.value
+        return [
+            f"decode.tree={asked} was asked for, and this draft proposed chains of up to {self.k} tokens."
+        ]
 
     def _settings(self) -> dict[str, Any]:
         """The configuration, with the K that was measured."""
@@ -268,7 +258,7 @@ class _Evaluation:
     def _step_times(self, records: list[PromptRecord]) -> StepTimes | None:
         """Bare step times at the middle of a typical answer, for rounds as long as those measured."""
         rounds = [r for record in records for d in record.speculative for r in d.rounds]
-        if not rounds:
+        if not rounds or self.tree is not None:  # a tree's step times are not those of a chain of its depth
             return None
         middle = sorted(range(len(records)), key=lambda i: self._context(records[i]))[len(records) // 2]
         answer = records[middle].speculative[0].tokens
@@ -341,14 +331,17 @@ def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
 
 
 def _sampling(decode: DecodeConfig) -> Sampling:
-    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
+    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p, decode.repetition_penalty)
 
 
 def _rule(decode: DecodeConfig) -> str:
-    """The rule that `auto` means."""
+    """The rule that `auto` means, for the shape that is asked for."""
+    if decode.tree.value != "none":
+        kind = "greedy" if decode.temperature == 0 else f"{decode.children.value}-children"
+        return f"{kind} {decode.tree.value}-tree"
     if decode.rule.value != "auto":
         return decode.rule.value
-    return "greedy" if decode.temperature == 0 else "token"
+    return "greedy" if decode.temperature == 0 else "block"
 
 
 def _decode(engine: Engine) -> Decode:

@@ -107,10 +107,11 @@ def method(result: EvaluationResult) -> list[str]:
 
 
 def summary_lines(result: EvaluationResult) -> list[str]:
-    """The three lines a terminal shows."""
+    """What a terminal shows: warnings, if there are any, and three lines."""
     conditions = result.conditions
     speed = f"{interval(result.summary.speedup, unit='×')} against {conditions.fastest_plain}"
     return [
+        *(f"warning   {warning}" for warning in result.warnings),
         f"τ         {tau_words(result)}, {result.summary.prompts} prompts",
         f"speedup   {speed}",
         f"equality  {equality_words(result.summary, conditions.temperature)}",

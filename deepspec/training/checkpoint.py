@@ -23,7 +23,7 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from deepspec.artifacts import MANIFEST, new_artifact, read_manifest
+from deepspec.artifacts import MANIFEST, damage, differences, new_artifact, read_manifest, without_name
 from deepspec.errors import UserError
 
 DRAFT, WEIGHTS, STATE = "draft", "model.safetensors", "state.pt"
@@ -95,9 +95,13 @@ class Checkpoints:
             try:
                 _load(path, draft, optimiser, self.accelerator)
             except (OSError, RuntimeError, ValueError, UnpicklingError, SafetensorError) as error:
+                # torch's own words on a file it will not unpickle advise to unpickle it all the same
+                why = (
+                    f"{STATE} is not a training's state" if isinstance(error, UnpicklingError) else str(error)
+                )
                 raise UserError(
-                    f"{path} is damaged ({error}). Remove that folder and run again: training goes on from "
-                    "the one before it."
+                    f"{path} is damaged ({' '.join(why.split())[:200]}). Remove that folder and run again: "
+                    "training goes on from the one before it."
                 ) from error
             counters = Counters(**manifest["counters"])
             self.say(f"Resuming from {path} (step {counters.step}).")
@@ -129,9 +133,10 @@ class Checkpoints:
             manifest = read_manifest(path, "train")
         except UserError:
             manifest = {}
-        if manifest.get("bytes") == _sizes(path) and {"recipe", "counters"} <= manifest.keys():
+        wrong = damage(path, manifest)
+        if manifest.get("bytes") == _sizes(path) and {"recipe", "counters"} <= manifest.keys() and not wrong:
             return manifest
-        self.say(f"{path} is not whole; trying the one before it.")
+        self.say(f"{path} is not whole{f' ({wrong})' if wrong else ''}; trying the one before it.")
         return None
 
 
@@ -148,19 +153,17 @@ def save_draft(draft: PreTrainedModel, folder: Path) -> None:
 
 def check_recipe(before: dict[str, Any], now: dict[str, Any], path: Path, restart_hint: str) -> None:
     """Raise `UserError` naming what differs between a checkpoint's recipe and this run's."""
-    old, new = _flat(before), _flat(now)
-    for recipe in (old, new):
-        recipe.pop("target.name", None)  # what a target is called decides nothing
-    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    if differing:
-        shown = "; ".join(
-            f"{key} was {old.get(key, 'not set')!r}, is {new.get(key, 'not set')!r}" for key in differing[:5]
-        )
-        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+    if difference := recipe_difference(before, now):
         raise UserError(
-            f"{path} is of another recipe: {shown}{more}. Set it back, choose another folder (out=...), or "
+            f"{path} is of another recipe: {difference}. Set it back, choose another folder (out=...), or "
             f"start over: {restart_hint}"
         )
+
+
+def recipe_difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs, in words; empty if nothing does. What a target is called decides nothing."""
+    old, new = ({**one, "target": without_name(one.get("target", {}))} for one in (before, now))
+    return differences(old, new)
 
 
 def _load(
@@ -191,12 +194,3 @@ def _set_random_state(state: dict[str, torch.Tensor]) -> None:
 def _sizes(folder: Path) -> dict[str, int]:
     files = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(files)}
-
-
-def _flat(content: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(content, dict):
-        return {key: list(content) if isinstance(content, tuple) else content}
-    found: dict[str, Any] = {}
-    for name, value in content.items():
-        found |= _flat(value, f"{key}.{name}" if key else str(name))
-    return found

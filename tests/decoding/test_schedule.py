@@ -1,6 +1,7 @@
 """Schedules: what they decide, that they do not look ahead, and that the output stays the target's."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deepspec.decoding.acceptance import token_law
+from deepspec.decoding.acceptance.chains import block_law, token_law
 from deepspec.decoding.estimate import Acceptance, DecayedMean
 from deepspec.decoding.fallback import Fallback
 from deepspec.decoding.schedule import admit_levels, admit_tokens, first_fall, survival
@@ -100,22 +101,21 @@ def tables(seed: int) -> tuple[Table, Table]:
     return tuple({t: x / x.sum() for t, x in table.items()} for table in (one(), one()))  # type: ignore[return-value]
 
 
-def output(p: Table, q: Table, cut: Callable[[tuple[int, ...]], int]) -> Tensor:
-    """P(the first K+1 tokens) when a draft x ~ q is cut to cut(x) tokens and judged by token rejection."""
+def output(p: Table, q: Table, cut: Callable[[tuple[int, ...]], int], rule: Callable = token_law) -> Tensor:
+    """P(the first K+1 tokens) when a draft x ~ q is cut to cut(x) tokens and judged by `rule`."""
     found = torch.zeros([V] * (K + 1), dtype=torch.float64)
     for x in itertools.product(range(V), repeat=K):
         chance = float(torch.stack([q[x[:i]][x[i]] for i in range(K)]).prod())
         target = torch.stack([p[x[:i]] for i in range(K + 1)])[None]
         drawn = torch.stack([q[x[:i]] for i in range(K)])[None]
-        length = cut(x)
-        law = token_law(Proposal(torch.tensor([x]), [length], q=drawn), target)
-        accepted = 1.0
-        for n in range(length + 1):
-            go_on = float(law.accept[0, n]) if n < length else 0.0
-            after = law.next_distribution(torch.tensor([n]))[0]
+        law = rule(Proposal(torch.tensor([x]), [cut(x)], q=drawn), target)
+        for passed in itertools.product((False, True), repeat=K):
+            tests = zip(law.accept[0].tolist(), passed, strict=True)
+            happens = chance * math.prod(accept if passes else 1 - accept for accept, passes in tests)
+            ending = law.ending(torch.tensor([passed]))
+            n, after = int(ending.length), law.next_distribution(ending.at)[0]
             for token in range(V):
-                spread(found, p, (*x[:n], token), chance * accepted * (1 - go_on) * float(after[token]))
-            accepted *= go_on
+                spread(found, p, (*x[:n], token), happens * float(after[token]))
     return found
 
 
@@ -156,7 +156,8 @@ def legal_cuts(q: Table, seed: int) -> dict[str, Callable[[tuple[int, ...]], int
 def test_legal_schedules_keep_the_targets_distribution(seed: int) -> None:
     p, q = tables(seed)
     for cut in legal_cuts(q, seed).values():
-        torch.testing.assert_close(output(p, q, cut), exact(p), rtol=0, atol=1e-12)
+        for rule in (token_law, block_law):
+            torch.testing.assert_close(output(p, q, cut, rule), exact(p), rtol=0, atol=1e-12)
 
 
 def test_schedules_that_look_at_the_drawn_token_do_not() -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from deepspec.decoding.request import Request, Result, Round
 from deepspec.decoding.steps import time_steps
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_fit
 from deepspec.evaluation.machine import NoiseMeter
 from deepspec.evaluation.measure import Decode, Hooks, Plan, decodings_of, measure, records
 from deepspec.evaluation.prompts import Prompt, choose, fitting, read_held_out, spread
 from deepspec.evaluation.ties import prove_tie
+from deepspec.target.fit import check_fit
 from tests.reporting.synthetic import make_records
 
 PROMPTS = [Prompt(f"p{i}", "ab"[i % 2], f"question {i}", (1, 2, i)) for i in range(4)]

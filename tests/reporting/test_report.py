@@ -115,6 +115,13 @@ def test_an_unproven_difference_is_the_first_thing_said() -> None:
     assert "alarm" not in render(make_result(make_records(6))).split("<main>")[1]
 
 
+def test_warnings_stand_on_the_page_and_in_the_terminal(result: EvaluationResult) -> None:
+    warned = make_result(make_records(3))
+    warned.warnings = ["7 of 9 steps were skipped"]
+    assert Page(render(warned)).text.count("7 of 9 steps were skipped") == 1
+    assert summary_lines(warned)[0] == "warning   7 of 9 steps were skipped"
+
+
 def test_numbers_of_the_page_are_the_summarys(result: EvaluationResult) -> None:
     text = Page(render(result)).text
     speedup, tau = result.summary.speedup, result.summary.tau
