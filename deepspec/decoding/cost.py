@@ -12,7 +12,7 @@ import torch
 from deepspec.artifacts import cache_dir, fingerprint, versions, without_name, write_json
 from deepspec.decoding.request import Request
 from deepspec.decoding.steps import draft_steps, time_steps, verify_steps
-from deepspec.drafts.contract import Drafter
+from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.target import Target
 from deepspec.target.hardware import cpu_name, device_name
@@ -62,7 +62,6 @@ class CostTable:
 def cost_table(
     target: Target,
     draft: Drafter,
-    draft_name: str,
     request: Request,
     *,
     k: int,
@@ -72,11 +71,10 @@ def cost_table(
     """The table for this pair on this machine, from the cache or measured now (seconds to minutes).
 
     request: a typical one; the context in the middle of its answer gives the bucket, its sampling the draft's work.
-    draft_name: what
-    tells this draft's sizes from another's. folder: of the cache, `cache_dir()/cost` by default.
+    folder: of the cache, `cache_dir()/cost` by default.
     """
     middle = len(request.tokens) + request.max_new_tokens // 2
-    key = cost_key(target, draft_name, context_bucket(middle), k, max_rows)
+    key = cost_key(target, draft, context_bucket(middle), k, max_rows)
     path = (folder or cache_dir() / "cost") / f"{fingerprint(key)}.json"
     if path.is_file():
         return load_table(path, key)
@@ -86,11 +84,11 @@ def cost_table(
     return table
 
 
-def cost_key(target: Target, draft_name: str, context: int, k: int, max_rows: int) -> Key:
+def cost_key(target: Target, draft: Drafter, context: int, k: int, max_rows: int) -> Key:
     """Everything that decides what a round takes."""
     return {
         "target": without_name(target.identity()),
-        "draft": draft_name,
+        "draft": _sizes(draft),
         "dtype": str(target.dtype).removeprefix("torch."),
         "attention": str(getattr(target.model.config, "_attn_implementation", "unknown")),
         "device": device_name(target.device),
@@ -101,6 +99,13 @@ def cost_key(target: Target, draft_name: str, context: int, k: int, max_rows: in
         "k": k,
         "max_rows": max_rows,
     }
+
+
+def _sizes(draft: Drafter) -> str:
+    """What a draft's time depends on."""
+    if not isinstance(draft, TrainableDraft):
+        return type(draft).__name__
+    return f"{type(draft).__name__}, {sum(p.numel() for p in draft.parameters())} parameters, {draft.dtype}"
 
 
 def context_bucket(tokens: int) -> int:

@@ -62,6 +62,46 @@ class LevelAdmission:
         return self.open
 
 
+class RoundPlan:
+    """One round's decisions, level by level. With nothing to decide everything drafted is verified.
+
+    room: drafted tokens that each row can still keep. threshold: least confidence. seconds: of a round with
+    0, 1, … drafted tokens a row (hardware).
+    """
+
+    def __init__(
+        self, room: Sequence[int], limit: int, threshold: float | None, seconds: Sequence[float] | None
+    ) -> None:
+        self.room, self.limit, self.threshold = room, limit, threshold
+        self.admission = None if seconds is None else LevelAdmission(len(room), seconds)
+        self.survival = [1.0] * len(room)
+        self.going = [True] * len(room)
+        self.lengths = [0] * len(room)
+
+    def go_on(self, confidence: Sequence[float]) -> list[bool]:
+        """Each row's confidence in the next token → whether it is to be drafted and verified."""
+        going = [
+            on and length < min(room, self.limit) and (self.threshold is None or c >= self.threshold)
+            for on, length, room, c in zip(self.going, self.lengths, self.room, confidence, strict=True)
+        ]
+        self.survival = [a * c for a, c in zip(self.survival, confidence, strict=True)]
+        if self.admission is not None:
+            survivors = sum(a for a, on in zip(self.survival, going, strict=True) if on)
+            admitted = self.admission.admit(survivors)
+            going = [on and admitted for on in going]
+        self.going = going
+        self.lengths = [length + on for length, on in zip(self.lengths, going, strict=True)]
+        return going
+
+    def through(self, confidences: Sequence[Sequence[float]]) -> list[int]:
+        """The lengths, of confidences [B][N] that are all known beforehand: no level is looked at behind the first
+        that no row enters."""
+        for level in range(len(confidences[0]) if confidences else 0):
+            if not any(self.go_on([row[level] for row in confidences])):
+                break
+        return self.lengths
+
+
 def admit_tokens(survivals: Sequence[Sequence[float]], steps_per_second: Callable[[int], float]) -> list[int]:
     """How many drafted tokens of each row to verify, for an engine that flattens its rows into one pass.
 

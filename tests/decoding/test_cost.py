@@ -77,16 +77,16 @@ def test_a_table_is_measured_once_and_read_again(pair, tmp_path: Path, monkeypat
     target, draft = pair
     monkeypatch.setattr(cost, "REPEATS", 1)
     request = Request(prompts(1)[0], 8)
-    table = cost_table(target, draft, "tiny", request, k=3, max_rows=3, folder=tmp_path)
+    table = cost_table(target, draft, request, k=3, max_rows=3, folder=tmp_path)
     assert table.verify.rows == table.draft.rows == [1, 2, 3]
     assert table.verify.tokens == [1, 2, 3, 4] and table.draft.tokens == [1, 2, 3]
     assert all(value > 0 for row in table.verify.seconds + table.draft.seconds for value in row)
     monkeypatch.setattr(cost, "measure_table", None)
-    assert cost_table(target, draft, "tiny", request, k=3, max_rows=3, folder=tmp_path) == table
+    assert cost_table(target, draft, request, k=3, max_rows=3, folder=tmp_path) == table
 
 
 def test_a_table_of_another_machine_is_refused_by_name(pair, tmp_path: Path) -> None:
-    key = cost_key(pair[0], "tiny", 64, 3, 1)
+    key = cost_key(*pair, 64, 3, 1)
     other = {**key, "cpu": "Abacus 9", "threads": 99}
     path = tmp_path / "table.json"
     curve = {"rows": [1], "tokens": [1], "seconds": [[1.0]]}
