@@ -84,6 +84,11 @@ BOUNDS: dict[str, Bound] = {
     "evaluate.bootstrap": (lambda x: x >= 100, "100 or more"),
     "evaluate.threads": AT_LEAST_0,
     "evaluate.price_per_hour": AT_LEAST_0,
+    "verify.prompts": AT_LEAST_1,
+    "verify.rounds": AT_LEAST_1,
+    "verify.draws": (lambda x: x >= 1000, "1000 or more"),
+    "verify.temperature": POSITIVE,
+    "verify.significance": (lambda x: 0 < x < 1, "more than 0 and less than 1"),
 }
 
 

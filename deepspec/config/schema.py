@@ -249,6 +249,15 @@ class EvaluateConfig:
 
 
 @dataclass
+class VerifyConfig:
+    prompts: int = 8  # held-out prompts decoded greedily and compared
+    rounds: int = 8  # recorded rounds whose (p, q) the rule is tried on
+    draws: int = 100000  # verdicts drawn from the rule at each of them
+    temperature: float = 1.0  # of those rounds, where decode.temperature is 0
+    significance: float = 0.001  # chance that a sound decoder is complained of, over all tests together
+
+
+@dataclass
 class Config:
     """The whole configuration. `draft` is the chosen draft's own option class."""
 
@@ -259,6 +268,9 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
+    prompt: str | None = None  # generate: what to answer, put into the target's chat template
+    compare: bool = False  # generate: decode plainly too
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it
     auto_prepare: bool = False  # a stage whose input is missing makes it
     overwrite: bool = False  # replace what lies in `out`, made with other settings; else a stage refuses
