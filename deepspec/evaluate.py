@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
-
 from deepspec.artifacts import (
     check_whole,
     differences,
@@ -28,18 +26,16 @@ from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.registry import untrained_draft
 from deepspec.errors import UserError
 from deepspec.evaluation.fit import check_data, check_recipe
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
 from deepspec.evaluation.run import Papers, Subject, evaluate
+from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import Target, load_target
-from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.history import read as read_history
-from deepspec.training.saved_draft import load_draft
 
 WHICH = ("name", "path", "revision")  # settings of a target that say which one it is, not how it runs
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
@@ -56,45 +52,34 @@ def run(config: Config) -> Path:
     check(config)
     check_prompts(config)
     out = Path(config.out)
-    ready = untrained_draft(config.draft)
-    if ready is None:
-        manifest, folder, what = _draft_manifest(config, out), "evaluation", f"The draft in {out / 'draft'}"
+    found = find_draft(config)
+    manifest = found.manifest
+    folder = "evaluation" if found.ready is None else f"evaluation_{config.draft.algorithm}"
+    if found.ready is None:
         _check_inputs(config, out, manifest)
-    else:
-        manifest, folder = _untrained_manifest(config, out), f"evaluation_{config.draft.algorithm}"
-        what = f"The data in {out / 'data'}"
-    source = _read_prompts(config)
+    source = read_source(config)
     path = out / folder / "result.json"
     made_of = fingerprint(_made_of(config, manifest))
     done = _already_measured(path, made_of, _settings(config, manifest), config.overwrite)
     if done is not None and _is_the_same(config, done, None):
         return _finish_again(done, path)
-    draft = ready or load_draft(out / "draft")
-    made_for = manifest.get("target") or {}
-    target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
-    allow = config.target.allow_other_target
-    warnings = [
-        *(f"When the draft was trained: {one}" for one in manifest.get("warnings") or []),
-        *check_fit(made_for, target.identity(), allow, what),
-    ]
+    pair = load_pair(config, found)
+    target, draft = pair.target, pair.draft
     if done is not None:  # the target's name or place is another than then
         if _is_the_same(config, done, target):
             return _finish_again(done, path)
         if not config.overwrite:
             raise refuse_to_replace(path, differences(done.target, target.identity()))
-    if isinstance(draft, TrainableDraft):
-        module: nn.Module = draft
-        module.to(target.device, target.dtype)
-    prompts, excluded = _prompts(source, config, target)
+    prompts, excluded = prompts_of(source, config, target)
     papers = Papers(
         command=command("evaluate"),
         fingerprint=made_of,
         settings=_settings(config, manifest),
         draft=_describe(config, draft, manifest),
-        training=_history(out / "history.jsonl") if ready is None else [],
+        training=_history(out / "history.jsonl") if found.ready is None else [],
         prompt_source=source.name,
         excluded=excluded,
-        warnings=warnings,
+        warnings=pair.warnings,
     )
     subject = Subject(
         target, cast(Drafter, draft), lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype)))
@@ -109,7 +94,7 @@ def check_prompts(config: Config) -> None:
     if config.evaluate.prompts is not None:
         if not Path(config.evaluate.prompts).is_file():
             raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
-        _read_prompts(config)
+        read_source(config)
 
 
 def _finish_again(result: EvaluationResult, path: Path) -> Path:
@@ -194,28 +179,6 @@ def _decisive(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
-    """The trained draft's manifest; trains first where that was asked for."""
-    if config.auto_prepare and not (out / "draft" / "manifest.json").is_file():
-        from deepspec.train import run as train
-
-        train(config)
-    return read_manifest(out / "draft", command("train"), ("fingerprint", "target.name"))
-
-
-def _untrained_manifest(config: Config, out: Path) -> dict[str, Any]:
-    """What a trained draft's manifest would say of one that has nothing to train; makes missing prompts if asked."""
-    made = plain(config.draft)
-    manifest = {"fingerprint": fingerprint(made), "recipe": {"draft": made}}
-    if config.evaluate.prompts is not None:
-        return manifest
-    if config.auto_prepare and not (out / "data" / "manifest.json").is_file():
-        from deepspec.prepare import run as prepare
-
-        prepare(config)
-    return manifest | {"target": read_manifest(out / "data", command("prepare"))["inputs"]["target"]}
-
-
 def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
     """UserError where the draft, the settings and (if their prompts are used) the data are not of one make."""
     what, again = f"The draft in {out / 'draft'}", command("train")
@@ -242,7 +205,7 @@ def _prompts_file(config: Config) -> Path:
 
 
 @dataclass
-class _Source:
+class Source:
     """Prompts as read before anything is loaded: ready ones of the data, or a user's conversations."""
 
     name: str
@@ -252,17 +215,17 @@ class _Source:
     tally: Tally
 
 
-def _read_prompts(config: Config) -> _Source:
+def read_source(config: Config) -> Source:
     """Read the prompts and complain about them before any long work."""
     tally = Tally(strict=config.data.on_error is OnError.strict)
     path = _prompts_file(config)
     if config.evaluate.prompts is None:
         ready = read_held_out(path.parent, command("prepare"))
-        return _Source("held-out prompts of the data", path, ready, [], tally)
-    return _Source(path.name, path, [], read_prompts(path, tally), tally)
+        return Source("held-out prompts of the data", path, ready, [], tally)
+    return Source(path.name, path, [], read_prompts(path, tally), tally)
 
 
-def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
+def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
     """All prompts that can be decoded, by the target's chat template; how many were left out, by reason."""
     prompts = list(source.ready)
     template = ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)

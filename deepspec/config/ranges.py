@@ -5,7 +5,7 @@ from dataclasses import is_dataclass
 from math import isfinite
 from typing import Any
 
-from deepspec.config.schema import Children, Config, DecodeConfig, Rule, Tree
+from deepspec.config.schema import Children, Config, DecodeConfig, Rule, ScheduleKind, Tree
 from deepspec.errors import UserError
 
 Bound = tuple[Callable[[Any], bool], str]
@@ -71,6 +71,9 @@ BOUNDS: dict[str, Bound] = {
     "decode.tree_depth": AT_LEAST_1,
     "decode.tree_top_k": AT_LEAST_1,
     "decode.tree_total_tokens": AT_LEAST_1,
+    "decode.confidence_threshold": FRACTION,
+    "decode.max_candidates": AT_LEAST_1,
+    "decode.utilization_threshold": FRACTION,
     "decode.temperature": AT_LEAST_0,
     "decode.top_k": AT_LEAST_0,
     "decode.top_p": NUCLEUS,
@@ -86,6 +89,11 @@ BOUNDS: dict[str, Bound] = {
     "evaluate.bootstrap": (lambda x: 100 <= x <= 100_000, "between 100 and 100,000"),
     "evaluate.threads": (lambda x: 0 <= x <= 1024, "between 0 and 1,024"),
     "evaluate.price_per_hour": AT_LEAST_0,
+    "verify.prompts": AT_LEAST_1,
+    "verify.rounds": AT_LEAST_1,
+    "verify.draws": (lambda x: x >= 1000, "1000 or more"),
+    "verify.temperature": POSITIVE,
+    "verify.significance": (lambda x: 0 < x < 1, "more than 0 and less than 1"),
 }
 
 
@@ -159,6 +167,12 @@ def _check_decode(decode: DecodeConfig) -> None:
         raise UserError(
             "`decode.tree=dynamic` picks children by their probability, which sampled ones must not be: the output "
             "would no longer be the target's. Use decode.children=deterministic, or decode.tree=static."
+        )
+    cuts = decode.schedule is not ScheduleKind.fixed or decode.utilization_threshold is not None
+    if decode.tree is not Tree.none and cuts:
+        raise UserError(
+            "`decode.schedule` and `decode.utilization_threshold` cut chains; a tree is verified whole. With "
+            "`decode.tree` use decode.schedule=fixed and decode.utilization_threshold=null."
         )
     parents = decode.tree_parents
     if wrong := [node for node, parent in enumerate(parents) if not -1 <= parent < node]:

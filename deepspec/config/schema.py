@@ -99,6 +99,21 @@ class Children(Enum):
     sampled = "sampled"
 
 
+class ScheduleKind(Enum):
+    """How many drafted tokens a round verifies: all; those before the first of low confidence; as many as pay."""
+
+    fixed = "fixed"
+    threshold = "threshold"
+    hardware = "hardware"
+
+
+class Fallback(Enum):
+    """`auto` decodes plainly while speculation loses by the times measured, and tries again later."""
+
+    off = "off"
+    auto = "auto"
+
+
 @dataclass
 class TargetConfig:
     name: str = MISSING  # exactly what the weights are; stands beside every number
@@ -203,6 +218,11 @@ class DecodeConfig:
     tree_depth: int = 5  # dynamic: levels
     tree_top_k: int = 4  # dynamic: nodes a level that grow on, and children of each
     tree_total_tokens: int = 24  # dynamic: nodes verified
+    schedule: ScheduleKind = ScheduleKind.fixed
+    confidence_threshold: float = 0.5  # schedule=threshold: verify up to the first confidence below it
+    max_candidates: int | None = None  # schedule=threshold and hardware: verify no more than this; null = k
+    utilization_threshold: float | None = None  # while the device is busier (0..1), as schedule=threshold
+    fallback: Fallback = Fallback.off
     temperature: float = 0.0
     top_k: int = 0  # 0 = off
     top_p: float = 1.0
@@ -229,6 +249,15 @@ class EvaluateConfig:
 
 
 @dataclass
+class VerifyConfig:
+    prompts: int = 8  # held-out prompts decoded greedily and compared
+    rounds: int = 8  # recorded rounds whose (p, q) the rule is tried on
+    draws: int = 100000  # verdicts drawn from the rule at each of them
+    temperature: float = 1.0  # of those rounds, where decode.temperature is 0
+    significance: float = 0.001  # chance that a sound decoder is complained of, over all tests together
+
+
+@dataclass
 class Config:
     """The whole configuration. `draft` is the chosen draft's own option class."""
 
@@ -239,6 +268,9 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
+    prompt: str | None = None  # generate: what to answer, put into the target's chat template
+    compare: bool = False  # generate: decode plainly too
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it
     auto_prepare: bool = False  # a stage whose input is missing makes it
     overwrite: bool = False  # replace what lies in `out`, made with other settings; else a stage refuses

@@ -5,7 +5,6 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -13,6 +12,7 @@ import torch
 
 from deepspec.artifacts import versions
 from deepspec.evaluation.result import Machine, Noise, PromptRecord
+from deepspec.target.hardware import cpu_name, device_name
 
 MIN_CPU_PER_WALL = 0.9  # below it the decoding thread waited for a core more than a tenth of the time
 MAX_SPREAD = 0.25  # plain decoding costs much the same for every prompt; more than this is not the prompts
@@ -22,7 +22,7 @@ def describe_machine(device: torch.device, load_before: Sequence[float]) -> Mach
     """The machine as it is now. `load_before`: `load_average()` from before the measurement."""
     return Machine(
         system=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(logical=True),
         threads=torch.get_num_threads(),
@@ -37,11 +37,6 @@ def describe_machine(device: torch.device, load_before: Sequence[float]) -> Mach
 def load_average() -> list[float]:
     """Load over 1, 5 and 15 minutes: processes that want a core."""
     return [round(load, 2) for load in os.getloadavg()]
-
-
-def device_name(device: torch.device) -> str:
-    """The accelerator's own name, or `cpu`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 class NoiseMeter:
@@ -94,12 +89,3 @@ def plain_spread(records: Sequence[PromptRecord]) -> float | None:
         return None
     low, middle, high = np.percentile(tpot, [10, 50, 90])
     return round(float((high - low) / middle), 3)
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith(("model name", "Model", "Hardware")):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

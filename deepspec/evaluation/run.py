@@ -15,10 +15,11 @@ from deepspec.config.schema import Config, DecodeConfig
 from deepspec.decoding import Engine
 from deepspec.decoding.engine import tree_of
 from deepspec.decoding.request import Request, Result, Sampling
+from deepspec.decoding.steps import draft_steps, verify_steps
 from deepspec.decoding.trees import longest_path, size_of
 from deepspec.drafts.contract import Drafter
 from deepspec.errors import UserError
-from deepspec.evaluation.bare import draft_steps, logits_two_ways, verify_steps
+from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines, transformers_decode
 from deepspec.evaluation.ideal import StepClock
 from deepspec.evaluation.machine import NoiseMeter, describe_machine, load_average

@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 from deepspec import evaluate as stage
+from deepspec import pair
 from deepspec.artifacts import sums
 from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig, Tree
 from deepspec.decoding import Engine
@@ -64,6 +65,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
         return Target(model, None, "tiny llama")
 
     monkeypatch.setattr(stage, "load_target", load)
+    monkeypatch.setattr(pair, "load_target", load)
     return target
 
 
