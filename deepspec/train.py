@@ -187,7 +187,8 @@ def _make_room(config: Config, out: Path, recipe: dict[str, Any], say: Callable[
     """A draft or checkpoints of another recipe are an error, or with `overwrite` give way; a finished draft of
     this one must be whole. The old draft stays until the new one replaces it."""
     again, draft = command("train"), out / "draft"
-    for folder in [draft, *sorted((out / "checkpoints").glob("step-*"))]:
+    starts_over = config.train.resume == "never"  # then checkpoints go in any case
+    for folder in [draft, *([] if starts_over else sorted((out / "checkpoints").glob("step-*")))]:
         try:
             manifest = read_manifest(folder, again)
         except UserError:
@@ -200,7 +201,7 @@ def _make_room(config: Config, out: Path, recipe: dict[str, Any], say: Callable[
             say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
             if folder != draft:
                 shutil.rmtree(folder)
-        elif folder == draft and config.train.resume == "auto":
+        elif folder == draft and not starts_over:
             check_whole(folder, manifest, again)
 
 

@@ -124,11 +124,15 @@ class StepTimes:
 class Noise:
     """How undisturbed the measured decodings were."""
 
-    cpu_per_wall: float | None  # the decoding thread's CPU time / wall time; 1 = never waited
+    cpu_per_wall: (
+        float | None
+    )  # the decoding thread's CPU time / wall time; below 1 it waited, if only for its helpers
     cores_used: float | None  # the whole process' CPU time / wall time
     spread: float | None  # (p90 − p10) / median of plain seconds per token over the prompts
     noisy: bool
     words: str
+    others: float | None = None  # cores that other processes kept at work meanwhile
+    steal: float | None = None  # cores that a virtual machine's host withheld
 
 
 @dataclass

@@ -1,6 +1,9 @@
 """Order of decodings, records, ties, prompts: with decoders that only pretend."""
 
 import random
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +18,7 @@ from deepspec.decoding.request import Request, Result, Round, Sampling
 from deepspec.errors import UserError
 from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines
 from deepspec.evaluation.ideal import MOST_LENGTHS, MOST_PROMPTS, StepClock, lengths
-from deepspec.evaluation.machine import NoiseMeter
+from deepspec.evaluation.machine import CpuTimes, NoiseMeter
 from deepspec.evaluation.measure import Decode, Hooks, Plan, decodings_of, measure, records
 from deepspec.evaluation.prompts import Prompt, choose, fitting, read_held_out, spread
 from deepspec.evaluation.result import StepTimes
@@ -284,14 +287,51 @@ def test_a_draft_for_other_weights_only_when_asked_and_recorded() -> None:
     assert "other weights" in warning
 
 
-def test_noise_is_told_from_cpu_share_and_spread() -> None:
+def metered(seconds: float = 10.0, **spent: float) -> NoiseMeter:
+    """A meter around one decoding, in which so much time was spent."""
+    start = CpuTimes(5.0, 100.0, 7.0, 1.0, 1.0)
+    times = iter([start, CpuTimes(5.0 + seconds, *(getattr(start, k) + spent[k] for k in KINDS))])
+    meter = NoiseMeter(lambda: next(times))
+    with meter():
+        pass
+    return meter
+
+
+KINDS = ("busy", "stolen", "process", "thread")
+
+
+def test_noise_is_what_others_take_and_not_that_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 2)
     calm = make_records(12)
-    meter = NoiseMeter()
-    meter.wall, meter.thread, meter.process = 10.0, 9.9, 19.0
+    # an idle machine whose decoding thread slept a quarter of the time, waiting for its helper
+    verdict = metered(busy=12.2, stolen=0.0, process=11.6, thread=7.3).verdict(calm)
+    assert not verdict.noisy
+    assert (verdict.cpu_per_wall, verdict.cores_used, verdict.others) == (0.73, 1.16, 0.06)
+    disturbed = metered(busy=20.0, stolen=0.0, process=11.6, thread=9.9).verdict(calm)
+    assert disturbed.noisy and "other processes kept 0.84 cores" in disturbed.words
+    withheld = metered(busy=11.7, stolen=3.0, process=11.6, thread=9.9).verdict(calm)
+    assert withheld.noisy and "withheld 0.3 cores" in withheld.words
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 128)  # its services alone are a core
+    assert not metered(busy=20.0, stolen=0.0, process=11.6, thread=9.9).verdict(calm).noisy
+
+
+def test_uneven_plain_decoding_is_noise_too() -> None:
+    calm, draw = make_records(12), random.Random(1)
+    meter = metered(busy=11.7, stolen=0.0, process=11.6, thread=9.9)
     assert not meter.verdict(calm).noisy
-    meter.thread = 6.0
-    assert "60%" in meter.verdict(calm).words
-    meter.thread, draw = 9.9, random.Random(1)
     for record in calm:
         record.plain[0].decode_seconds *= draw.uniform(0.6, 1.8)
     assert meter.verdict(calm).noisy
+
+
+def test_another_process_that_computes_is_seen() -> None:
+    code = "import time\nend = time.time() + 2\nprint(1, flush=True)\nwhile time.time() < end: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        meter, end = NoiseMeter(), time.perf_counter() + 1
+        with meter():
+            while time.perf_counter() < end:
+                sum(range(1000))
+        other.kill()
+    assert meter.others is not None and meter.others > 0.2

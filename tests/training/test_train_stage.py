@@ -267,6 +267,7 @@ def test_a_draft_or_checkpoint_of_another_recipe_is_refused(config: Config) -> N
     shutil.rmtree(draft)
     with pytest.raises(UserError, match=rf"checkpoints/step-6 .*draft\.ttt_steps was 2, is 3.*{rule}"):
         stage.run(change(config, draft={"ttt_steps": 3}))
+    stage.run(change(config, draft={"ttt_steps": 3}, train={"resume": "never"}))
     edit_manifest(config, lambda manifest: manifest.update(fingerprint="new data"))
     with pytest.raises(UserError, match=r"data was .* is 'new data'"):
         stage.run(config)
