@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
-from deepspec.config.schema import Config, Rule
+from deepspec.config.schema import Config, KeepBest, Rule
 from deepspec.errors import UserError
 
 Bound = tuple[Callable[[Any], bool], str]
@@ -50,6 +50,14 @@ BOUNDS: dict[str, Bound] = {
     "train.checkpoint_every": AT_LEAST_1,
     "train.keep_last": AT_LEAST_1,
     "train.keep_features_gib": AT_LEAST_0,
+    "train.global_batch": AT_LEAST_1,
+    "train.eps": POSITIVE,
+    "train.ema": BELOW_1,
+    "train.decode_every": AT_LEAST_0,
+    "train.decode_prompts": AT_LEAST_1,
+    "train.patience": AT_LEAST_1,
+    "train.stop_when.tau": AT_LEAST_1,
+    "train.max_not_finite": AT_LEAST_1,
     "decode.k": AT_LEAST_1,
     "decode.temperature": AT_LEAST_0,
     "decode.top_k": AT_LEAST_0,
@@ -73,8 +81,9 @@ def check(config: Config) -> None:
     Null passes: where the type has it, it is a choice of its own.
     """
     for key, (fits, words) in BOUNDS.items():
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name, None)
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name, None)
         items = value if isinstance(value, list | tuple) else [value]
         for item in items:
             if item is not None and not fits(item):
@@ -85,6 +94,11 @@ def check(config: Config) -> None:
         raise UserError(
             f"`decode.rule=greedy` accepts by argmax only, and `decode.temperature` is "
             f"{config.decode.temperature}. Use decode.rule=auto, or decode.temperature=0."
+        )
+    if config.train.patience is not None and config.train.keep_best is KeepBest.none:
+        raise UserError(
+            "`train.patience` waits for a better evaluation, and `train.keep_best=none` compares none. Use "
+            "train.keep_best=tau or loss, or train.patience=null."
         )
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
 
