@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import GradientAccumulationPlugin
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from deepspec.config.schema import Parallel, Precision, TrainConfig
 from deepspec.errors import UserError
@@ -81,6 +82,9 @@ def new_accelerator(
         )
     except ValueError as error:
         raise UserError(f"train.precision={precision.value} does not work here: {error}") from error
+    if joined.kind in ZERO:
+        # else transformers splits every model made from now on, the target and copies of the draft too
+        unset_hf_deepspeed_config()
     wanted = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != wanted:
         raise UserError(

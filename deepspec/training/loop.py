@@ -181,7 +181,6 @@ def _steps(state: _State, plan: Plan, rows: Rows, held_out_rows: Rows, interrupt
         check = _gradient_check(state) if counters.step == first_step else None
         with explained([row for one in window for row in one.ids], counters.step, config):
             result = _one_step(state, window, rate, interrupt.signal is not None, check)
-        counters.step += 1
         counters.rows = plan.rows_before(counters.step)
         state.progress.advance()
         counters.seconds += time.perf_counter() - clock
@@ -227,10 +226,11 @@ def _one_step(
     result = state.stepper.take(captured, on_loss, check, stop)
     if result.finite and state.average is not None:
         state.average.update(counters.step)
+    counters.step += 1
     if (expected := spike(counters, result.loss)) is not None:
         ids = row_ids(captured, run.accelerator.num_processes)
         found = {"loss": result.loss, "expected": expected, "rows": ids}
-        state.record({"step": counters.step + 1, "spike": found})
+        state.record({"step": counters.step, "spike": found})
     if state.profile is not None:
         state.profile.step()
     rank = run.accelerator.process_index

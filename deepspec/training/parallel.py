@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from deepspec.config.schema import Parallel, TrainConfig
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.errors import UserError
+from deepspec.training.whole import flat_shares
 
 ZERO = {Parallel.deepspeed_zero1: 1, Parallel.deepspeed_zero2: 2, Parallel.deepspeed_zero3: 3}
 AVERAGING = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -226,12 +227,7 @@ def _check_deepspeed(model: nn.Module, accelerator: Accelerator) -> None:
     engine: Any = model
     if not hasattr(engine, "zero_optimization_stage") or engine.dp_world_size != accelerator.num_processes:
         raise UserError(f"DeepSpeed does not average over all processes. Start with {START}.")
-    groups = engine.optimizer.optimizer.param_groups
-    mine = sum(
-        one.ds_tensor.numel() if hasattr(one, "ds_tensor") else one.numel()
-        for group in groups
-        for one in group["params"]
-    )
+    mine = sum(one.numel() for one in flat_shares(engine.optimizer))
     _check_shares(mine, engine.module, accelerator)
 
 

@@ -67,6 +67,8 @@ def whole_moments(
 ) -> dict[str, Tensor]:
     """`<state>/<parameter>` → tensor, for every state the optimiser keeps (AdamW: step and two moments)."""
     found: dict[str, Tensor] = {}
+    if accelerator.distributed_type is DistributedType.DEEPSPEED:
+        _link_deepspeed_states(optimiser)
     for name, parameter in _learning(draft):
         for key, value in _states(parameter, optimiser, accelerator):
             if accelerator.is_main_process:
@@ -123,13 +125,27 @@ def restore_moments(
 def _make_deepspeed_states(optimiser: AcceleratedOptimizer, examples: dict[str, Tensor]) -> None:
     """DeepSpeed's optimiser has no states before its first step: make them, to be filled."""
     zero: Any = optimiser.optimizer
-    stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
-    for flat in zero.fp32_partitioned_groups_flat if stage3 else zero.single_partition_of_fp32_groups:
+    for flat in flat_shares(zero):
         zero.optimizer.state[flat] = {
             key: torch.zeros_like(flat.data) if example.dim() else example.clone()
             for key, example in examples.items()
         }
-    if not stage3:
+    _link_deepspeed_states(optimiser)
+
+
+def flat_shares(zero: Any) -> list[Tensor]:
+    """This process's share of the float32 weights, as DeepSpeed's optimiser holds it: one flat tensor a group."""
+    if hasattr(zero, "fp32_partitioned_groups_flat"):
+        return zero.fp32_partitioned_groups_flat  # ZeRO-3
+    return zero.single_partition_of_fp32_groups
+
+
+def _link_deepspeed_states(optimiser: AcceleratedOptimizer) -> None:
+    """ZeRO-1 and 2 link parameters to their states once, when the first of the groups has been stepped: the other
+    groups' states are missing. Link again."""
+    zero: Any = optimiser.optimizer
+    if hasattr(zero, "_hp_optimizer_states_linked"):
+        zero._hp_optimizer_states_linked = False
         zero._lazy_init_hp_params_optimizer_state()
 
 

@@ -37,8 +37,15 @@ class Saved:
         torch.manual_seed(99)
         accelerator = self.checkpoints.accelerator
         self.draft = FakeDraft(FakeConfig())
-        self.optimiser = accelerator.prepare(torch.optim.AdamW(self.draft.parameters()))
-        return self.checkpoints.resume(self.draft, self.optimiser)
+        self.draft, self.optimiser = accelerator.prepare(
+            self.draft, torch.optim.AdamW(self.draft.parameters())
+        )
+        found = self.checkpoints.newest()
+        if found is None:
+            return Counters()
+        found.load_weights(self.draft)
+        found.load_states(self.draft, self.optimiser, accelerator)
+        return found.counters
 
     def is_at(self, step: int) -> bool:
         return all(
@@ -67,7 +74,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, damage: s
     saved = Saved(tmp_path)
     newest = tmp_path / "step-3"
     if damage == "cut":
-        state = newest / "state.pt"
+        state = newest / "optimiser.safetensors"
         state.write_bytes(state.read_bytes()[:-100])
     elif damage == "missing":
         (newest / "draft" / "model.safetensors").unlink()
@@ -82,7 +89,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, damage: s
 
 def test_damage_of_equal_size_is_named(tmp_path: Path) -> None:
     saved = Saved(tmp_path)
-    state = tmp_path / "step-3" / "state.pt"
+    state = tmp_path / "step-3" / "optimiser.safetensors"
     state.write_bytes(b"\0" * state.stat().st_size)
     with pytest.raises(UserError, match=r"step-3 is damaged.*Remove that folder"):
         saved.resume()
@@ -95,9 +102,9 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
 
     saved = Saved(tmp_path / "checkpoints")
     newest = tmp_path / "checkpoints" / "step-3"
-    torch.save({"optimiser": Evil()}, newest / "state.pt")
+    torch.save({"optimiser": Evil()}, newest / "optimiser.safetensors")
     manifest = json.loads((newest / "manifest.json").read_text(encoding="utf-8"))
-    manifest["bytes"]["state.pt"] = (newest / "state.pt").stat().st_size
+    manifest["bytes"]["optimiser.safetensors"] = (newest / "optimiser.safetensors").stat().st_size
     (newest / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(UserError, match="damaged"):
         saved.resume()

@@ -63,6 +63,9 @@ def main(out: Path, options: dict[str, Any]) -> Trained:
         let_fsdp2_run_on_gloo()
     with processes("cpu", config.parallel) as joined:
         accelerator = new_accelerator(joined, config)
+        if config.parallel is Parallel.deepspeed_zero3:  # else parameters this small stay whole
+            settings = accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
+            settings["stage3_param_persistence_threshold"] = 0
         torch.manual_seed(1)
         target, draft = made(kind, dtype, dropout)
         run = Run(target, config, accelerator, out, recipe=recipe, on_progress=on_progress)
