@@ -116,7 +116,9 @@ class DataConfig:
 class StopWhen:
     """Ends training before the epochs do."""
 
-    tau: float | None = None  # reached at an evaluation: the decoded τ where train.decode_every > 0, else offline τ
+    tau: float | None = (
+        None  # reached at an evaluation: the decoded τ where train.decode_every > 0, else offline τ
+    )
 
 
 @dataclass
@@ -148,7 +150,9 @@ class TrainConfig:
     keep_best: KeepBest = KeepBest.tau
     patience: int | None = None  # evaluations without a better one, by keep_best, after which training ends
     stop_when: StopWhen = field(default_factory=StopWhen)
-    max_not_finite: int = 10  # steps in a row whose loss or gradient is not finite, after which training stops
+    max_not_finite: int = (
+        10  # steps in a row whose loss or gradient is not finite, after which training stops
+    )
     checkpoint_every: int = 200  # steps
     keep_last: int = 2  # checkpoints
     resume: str = "auto"  # auto = from the newest checkpoint of this run; never = start over

@@ -140,7 +140,9 @@ class Checkpoints:
                 save_file(moments, folder / OPTIMISER)
                 if mean is not None:
                     save_file(mean, folder / MEAN)
-                every = {f"{key}/{rank}": one for rank, state in enumerate(random) for key, one in state.items()}
+                every = {
+                    f"{key}/{rank}": one for rank, state in enumerate(random) for key, one in state.items()
+                }
                 save_file(every, folder / RANDOM)
                 manifest["bytes"] = _sizes(folder)
             self._prune(counters)
@@ -157,7 +159,9 @@ class Checkpoints:
         """What `save_best` wrote at `step`."""
         path = self.folder / f"best-{step}"
         if self._sound(path, {"best"}) is None:
-            raise UserError(f"{path}, the best draft of this run, is damaged. Start over: {self.restart_hint}")
+            raise UserError(
+                f"{path}, the best draft of this run, is damaged. Start over: {self.restart_hint}"
+            )
         return load_file(path / DRAFT / WEIGHTS)
 
     def all(self, kind: str = "step") -> list[Path]:

@@ -89,6 +89,8 @@ def environment_for(kind: Parallel, on_cpu: bool) -> dict[str, str | None]:
             f"With ACCELERATE_USE_CPU accelerate ignores {kind.value} and trains plain data parallelism. "
             f"Unset it and start with {START} train.parallel={kind.value}."
         )
+    if kind is Parallel.fsdp2 and on_cpu:
+        _refuse_fsdp2_on_cpu()
     if kind in ZERO and importlib.util.find_spec("deepspeed") is None:
         raise UserError(
             f"train.parallel={kind.value} needs the package deepspeed, which runs on Linux only: "
@@ -101,6 +103,13 @@ def environment_for(kind: Parallel, on_cpu: bool) -> dict[str, str | None]:
         **({"DS_ACCELERATOR": "cpu"} if on_cpu else {}),
         **({"ACCELERATE_TORCH_DEVICE": "cpu"} if on_cpu and sharded else {}),
     }
+
+
+def _refuse_fsdp2_on_cpu() -> None:
+    raise UserError(
+        "train.parallel=fsdp2 needs GPUs: accelerate has no FSDP2 on CPUs, every process would train alone. "
+        f"There ddp and deepspeed_zero1, 2 and 3 work ({START})."
+    )
 
 
 def plugins(kind: Parallel, config: TrainConfig) -> dict[str, Any]:
@@ -146,10 +155,9 @@ def check_kind(kind: Parallel, accelerator: Accelerator) -> None:
         Parallel.fsdp2: (DistributedType.FSDP,),
     }.get(kind, (DistributedType.DEEPSPEED,))
     if made not in wanted:
-        hint = " accelerate has no FSDP2 on CPUs; ddp and deepspeed_zero* work there."
         raise UserError(
             f"train.parallel={kind.value}, but accelerate made {made.value} of it and would train something "
-            f"else.{hint if kind is Parallel.fsdp2 else ''} Start with {START}."
+            f"else. Start with {START}."
         )
 
 

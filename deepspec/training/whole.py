@@ -45,8 +45,8 @@ def _whole(value: Tensor, accelerator: Accelerator) -> Tensor:
         return value.full_tensor()
     if accelerator.distributed_type is not DistributedType.DEEPSPEED or not isinstance(value, nn.Parameter):
         return value
-    from deepspeed.utils import safe_get_full_fp32_param
     from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param
 
     if value.requires_grad:
         return safe_get_full_fp32_param(value)

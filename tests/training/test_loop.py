@@ -170,7 +170,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted(tmp_path: Path) -> No
 def test_ten_steps_in_a_row_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
     draft = SometimesBroken(FakeConfig())
     draft.broken = frozenset(range(3, 100))
-    with pytest.raises(UserError, match=r"10 steps in a row \(up to step 12\).*learning_rate"):
+    with pytest.raises(UserError, match=r"10 steps in a row \(up to step 12;.*learning_rate"):
         start(tmp_path, draft, epochs=3.0)
     assert draft.calls == 12
     kept = tmp_path / "not_finite" / "step-12" / "process-0.safetensors"

@@ -22,12 +22,14 @@ from tests.training.worker import accelerator_for_tests, main
 ROOT = Path(__file__).parents[2]
 
 
-def torchrun(out: Path, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def torchrun(*given: Path | dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Folder and options of one run after the other, in two processes."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
     call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    call += ["-m", "tests.training.worker", str(out), json.dumps(options)]
+    call += ["-m", "tests.training.worker"]
+    call += [str(one) if isinstance(one, Path) else json.dumps(one) for one in given]
     return subprocess.run(
-        call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=390, check=False
     )
 
 
@@ -91,7 +93,11 @@ FSDP = {"ACCELERATE_USE_FSDP": "true"}
         (Parallel.auto, {}, Parallel.single),
         (Parallel.auto, SEVERAL, Parallel.ddp),
         (Parallel.auto, {**SEVERAL, **ZERO}, Parallel.deepspeed_zero2),
-        (Parallel.auto, {**SEVERAL, **ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, Parallel.deepspeed_zero3),
+        (
+            Parallel.auto,
+            {**SEVERAL, **ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+            Parallel.deepspeed_zero3,
+        ),
         (Parallel.auto, {**SEVERAL, **FSDP, "FSDP_VERSION": "2"}, Parallel.fsdp2),
         (Parallel.deepspeed_zero1, SEVERAL, Parallel.deepspeed_zero1),
         (Parallel.single, {}, Parallel.single),
@@ -133,17 +139,26 @@ def test_a_plugin_that_cpu_mode_would_ignore_is_refused(
 
 
 def test_fsdp2_on_a_cpu_is_refused_and_the_environment_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """accelerate makes of it one process that knows of nobody."""
-    for name, value in {**SEVERAL, "WORLD_SIZE": "1"}.items():
+    for name, value in SEVERAL.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
-    config = TrainConfig(parallel=Parallel.fsdp2)
-    with (
-        pytest.raises(UserError, match="no FSDP2 on CPUs"),
-        launch.processes("cpu", Parallel.fsdp2) as joined,
-    ):
-        launch.new_accelerator(joined, config)
+    with pytest.raises(UserError, match="no FSDP2 on CPUs"), launch.processes("cpu", Parallel.fsdp2):
+        pass
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        (Parallel.ddp, DistributedType.NO),
+        (Parallel.deepspeed_zero2, DistributedType.MULTI_CPU),
+        (Parallel.fsdp2, DistributedType.MULTI_GPU),
+    ],
+)
+def test_another_kind_than_chosen_is_noticed(kind: Parallel, made: DistributedType) -> None:
+    two: Any = TwoRanks(made)
+    with pytest.raises(UserError, match=f"train.parallel={kind.value}, but accelerate made"):
+        parallel.check_kind(kind, two)
 
 
 def test_a_launcher_that_started_more_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

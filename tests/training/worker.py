@@ -22,6 +22,7 @@ from deepspec.drafts.eagle3 import Eagle3Options
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
 from deepspec.target import Target
+from deepspec.training import parallel
 from deepspec.training.launch import new_accelerator, processes
 from deepspec.training.loop import Run, Trained, train
 from tests.models import tiny_model
@@ -66,7 +67,6 @@ def main(out: Path, options: dict[str, Any]) -> Trained:
         if config.parallel is Parallel.deepspeed_zero3:  # else parameters this small stay whole
             settings = accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
             settings["stage3_param_persistence_threshold"] = 0
-        torch.manual_seed(1)
         target, draft = made(kind, dtype, dropout)
         run = Run(target, config, accelerator, out, recipe=recipe, on_progress=on_progress)
         trained = train(draft, data, rows(5, seed=9), run)
@@ -77,14 +77,17 @@ def main(out: Path, options: dict[str, Any]) -> Trained:
 
 def let_fsdp2_run_on_gloo() -> None:
     """accelerate knows FSDP2 on accelerators only, and the product refuses it on CPUs; torch's own works there."""
+    parallel._refuse_fsdp2_on_cpu = lambda: None
     PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
 
 
 def made(kind: str, dtype: torch.dtype, dropout: float) -> tuple[Any, Any]:
     """A target and a fresh draft for it."""
+    torch.manual_seed(1)
     if kind == "fake":
         return FakeTarget(dtype), FakeDraft(FakeConfig(dropout=dropout)).to(dtype)
     target = Target(copy.deepcopy(tiny_model("llama")).to(dtype), None, "tiny llama")
+    torch.manual_seed(1)
     options = Eagle3Options(ttt_steps=3, intermediate_size=48)
     return target, new_draft(options, target, torch.arange(0, 40)).to(dtype)
 
