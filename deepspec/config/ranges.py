@@ -5,7 +5,7 @@ from dataclasses import is_dataclass
 from math import isfinite
 from typing import Any
 
-from deepspec.config.schema import Children, Config, DecodeConfig, Rule, ScheduleKind, Tree
+from deepspec.config.schema import Children, Config, DecodeConfig, KeepBest, Rule, ScheduleKind, Tree
 from deepspec.errors import UserError
 
 Bound = tuple[Callable[[Any], bool], str]
@@ -67,6 +67,14 @@ BOUNDS: dict[str, Bound] = {
     "train.keep_last": AT_LEAST_1,
     "train.keep_features_gib": AT_LEAST_0,
     "train.seed": SEED,
+    "train.global_batch": AT_LEAST_1,
+    "train.eps": POSITIVE,
+    "train.ema": BELOW_1,
+    "train.decode_every": AT_LEAST_0,
+    "train.decode_prompts": AT_LEAST_1,
+    "train.patience": AT_LEAST_1,
+    "train.stop_when.tau": AT_LEAST_1,
+    "train.max_not_finite": AT_LEAST_1,
     "decode.k": AT_LEAST_1,
     "decode.tree_depth": AT_LEAST_1,
     "decode.tree_top_k": AT_LEAST_1,
@@ -104,8 +112,9 @@ def check(config: Config) -> None:
     """
     named(config.out)
     for key, (fits, words) in BOUNDS.items():
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name, None)
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name, None)
         items = list(value.values()) if isinstance(value, dict) else value
         for item in items if isinstance(items, list | tuple) else [items]:
             if item is not None and not fits(item):
@@ -124,6 +133,11 @@ def check(config: Config) -> None:
             )
     if config.train.resume not in ("auto", "never"):
         raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
+    if config.train.patience is not None and config.train.keep_best is KeepBest.none:
+        raise UserError(
+            "`train.patience` waits for a better evaluation, and `train.keep_best=none` compares none. Use "
+            "train.keep_best=tau or loss, or train.patience=null."
+        )
     _check_decode(config.decode)
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
     if is_dataclass(config.draft):
