@@ -31,6 +31,13 @@ BOUNDS: dict[str, Bound] = {
     "draft.intermediate_size": AT_LEAST_1,
     "draft.hidden_size": AT_LEAST_1,
     "draft.noise": AT_LEAST_0,
+    "draft.block_tokens": AT_LEAST_1,
+    "draft.gamma": POSITIVE,
+    "draft.anchors": AT_LEAST_1,
+    "draft.rank": AT_LEAST_1,
+    "draft.heads": AT_LEAST_1,
+    "draft.keep_rows": NUCLEUS,
+    "draft.mask_token": AT_LEAST_0,
     "data.builtin_prompts": AT_LEAST_0,
     "data.regenerated_prompts": AT_LEAST_0,
     "data.held_out_prompts": AT_LEAST_0,
@@ -123,7 +130,10 @@ def check(config: Config) -> None:
         raise UserError(f"`train.betas` takes 2 numbers, not {len(config.train.betas)}.")
     for key, steps in (
         ("train.eval_steps", config.train.eval_steps),
-        ("draft.ttt_steps", getattr(config.draft, "ttt_steps", 1)),
+        *(
+            (f"draft.{name}", getattr(config.draft, name, 1))
+            for name in ("ttt_steps", "block_tokens", "heads")
+        ),
     ):
         # a row's first token is nobody's prediction, and the draft's start takes another
         if steps > config.data.max_length - 2:
