@@ -99,6 +99,16 @@ class Children(Enum):
     sampled = "sampled"
 
 
+class Format(Enum):
+    """Whose layout an exported draft has; `hf` is our own, with a model card. vLLM serves that of speculators."""
+
+    vllm = "vllm"
+    speculators = "speculators"
+    sglang = "sglang"
+    deepspec = "deepspec"
+    hf = "hf"
+
+
 @dataclass
 class TargetConfig:
     name: str = MISSING  # exactly what the weights are; stands beside every number
@@ -244,3 +254,8 @@ class Config:
     overwrite: bool = False  # replace what lies in `out`, made with other settings; else a stage refuses
     audit: bool = False  # prepare: also write audit.html, rows coloured by their loss mask
     retry_errors: bool = False  # prepare: ask the servers again for answers that failed in an earlier run
+    format: Format = Format.vllm  # export: whose layout
+    out_dir: str | None = None  # export: the folder written; null = export/<format> in `out`
+    import_from: str | None = (
+        None  # import_draft: the folder of another project's draft; from=... sets it too
+    )

@@ -49,7 +49,13 @@ def licence_of(path: str, identity: dict[str, Any]) -> str:
 
 def card(subject: Subject) -> str:
     """The text of README.md."""
-    parts = [_front(subject), _about(subject), *_measured(subject.result), *_serving(subject), _recipe(subject)]
+    parts = [
+        _front(subject),
+        _about(subject),
+        *_measured(subject.result),
+        *_serving(subject),
+        _recipe(subject),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -84,7 +90,10 @@ def _measured(result: EvaluationResult | None) -> list[str]:
         f"| speedup over {conditions.fastest_plain} | {_number(summary.speedup)} |",
         f"| speedup over plain decoding by the same loop | {_number(summary.speedup_same_loop)} |",
     ]
-    rows += [f"| acceptance at position {one.position} | {_number(one.conditional)} |" for one in summary.acceptance]
+    rows += [
+        f"| acceptance at position {one.position} | {_number(one.conditional)} |"
+        for one in summary.acceptance
+    ]
     where = (
         f"{summary.prompts} prompts ({conditions.prompt_source}), batch {conditions.batch_size}, temperature "
         f"{conditions.temperature}, {conditions.dtype}, {machine.threads} threads on {machine.cpu}, {machine.device}; "

@@ -44,7 +44,10 @@ def to_vllm(draft: EagleDraft, target: Target, serving: Serving) -> Checkpoint:
 def _published(draft: EagleDraft, architecture: str) -> Checkpoint:
     refuse(
         "Train it with draft.vocab_size=null, or an EAGLE-3 (draft=eagle3)",
-        (draft.target_ids is not None, "EAGLE checkpoints have no reduced vocabulary: engines use the whole head"),
+        (
+            draft.target_ids is not None,
+            "EAGLE checkpoints have no reduced vocabulary: engines use the whole head",
+        ),
     )
     tensors, notes = exported_tensors(draft)
     settings = {

@@ -67,7 +67,10 @@ def to_sglang(draft: Eagle3Draft, target: Target, serving: Serving) -> Checkpoin
     refuse(
         "Export it with format=vllm",
         (config.num_layers > 1, "SGLang's loaders disagree on the second layer of an EAGLE-3 draft"),
-        (config.norm_residual, "SGLang's EAGLE-3 has no residual stream that starts from the norm (norm_residual)"),
+        (
+            config.norm_residual,
+            "SGLang's EAGLE-3 has no residual stream that starts from the norm (norm_residual)",
+        ),
         (config.norm_features, "SGLang's EAGLE-3 has no norm over all captured layers (norm_features)"),
         (_head_norms(draft), "SGLang's EAGLE-3 has no norms of queries and keys (Qwen3's)"),
         scaled_by(target),
@@ -96,7 +99,10 @@ def to_deepspec(draft: Eagle3Draft, target: Target, serving: Serving) -> Checkpo
     norms = config.norm_layers or config.normalised_feedback or config.norm_residual or config.norm_features
     refuse(
         "Export it with format=vllm or format=sglang",
-        (not _head_norms(draft), "DeepSpec's EAGLE-3 normalises queries and keys (as Qwen3), this draft does not"),
+        (
+            not _head_norms(draft),
+            "DeepSpec's EAGLE-3 normalises queries and keys (as Qwen3), this draft does not",
+        ),
         (len(config.capture_layers) != 5, "DeepSpec's EAGLE-3 reads exactly five captured layers"),
         (config.num_layers > 1, "A further layer of DeepSpec's EAGLE-3 reads the embeddings again"),
         (draft.target_ids is not None, "DeepSpec has no reduced vocabulary"),
@@ -122,7 +128,9 @@ def to_deepspec(draft: Eagle3Draft, target: Target, serving: Serving) -> Checkpo
 
 def _check_layers(draft: Eagle3Draft, target: Target, why: str) -> None:
     last = target.num_layers - 1
-    reason = f"The draft reads the output of the target's last layer ({last}): {why}, and there is none behind it"
+    reason = (
+        f"The draft reads the output of the target's last layer ({last}): {why}, and there is none behind it"
+    )
     refuse(
         "Train it with other draft.capture_layers (null takes a low, a middle and a high one)",
         (last in draft.capture_layers, reason),
@@ -154,7 +162,8 @@ def _frozen_head(draft: Eagle3Draft, target: Target) -> Tensor:
 
 def _renamed(tensors: Mapping[str, Tensor], prefix: str, other: str) -> dict[str, Tensor]:
     return {
-        other + name.removeprefix(prefix) if name.startswith(prefix) else name: t for name, t in tensors.items()
+        other + name.removeprefix(prefix) if name.startswith(prefix) else name: t
+        for name, t in tensors.items()
     }
 
 
@@ -236,7 +245,9 @@ def _draft(
         elif len(head) >= target.vocab_size:
             tensors["lm_head.weight"] = head[: target.vocab_size]  # rows behind it are padding
         else:
-            raise UserError(f"The draft's head has {len(head)} rows and there is no d2t to say of which tokens.")
+            raise UserError(
+                f"The draft's head has {len(head)} rows and there is no d2t to say of which tokens."
+            )
     if ids is not None:
         tensors["target_ids"] = ids
     config = Eagle3Config(

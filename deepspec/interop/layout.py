@@ -13,7 +13,9 @@ from deepspec.interop.conversions import FREE_OF_LENGTH, from_rope_fields
 from deepspec.target import Target
 
 SPECULATORS = "0.9.0"  # the version of the package whose layout is written
-CONFIDENCE = "The confidence head stays behind: the format has no place for it. The drafted tokens are the same."
+CONFIDENCE = (
+    "The confidence head stays behind: the format has no place for it. The drafted tokens are the same."
+)
 
 
 @dataclass

@@ -44,7 +44,10 @@ def to_speculators(draft: MtpDraft, target: Target, serving: Serving) -> Checkpo
         (draft.target_ids is not None, "speculators' MTP has no reduced vocabulary (draft.vocab_size=null)"),
         (config.num_layers > 1, "speculators' MTP has one layer"),
         (not config.head_norms or config.attention_bias, "speculators' MTP is a layer of Qwen3's kind only"),
-        (config.norm_input != "before", "speculators' MTP reads the hidden state before the target's final norm"),
+        (
+            config.norm_input != "before",
+            "speculators' MTP reads the hidden state before the target's final norm",
+        ),
         scaled_by(target),
     )
     ours, notes = exported_tensors(draft)
@@ -60,7 +63,9 @@ def from_speculators(config: dict[str, Any], tensors: dict[str, Tensor], target:
     """An MTP draft in the layout of speculators → ours, for `target`."""
     layer = config.get("transformer_layer_config") or {}
     if any(".experts." in name or ".linear_attn." in name for name in tensors):
-        raise UserError("The MTP layer has experts or linear attention; only a plain layer can be brought over.")
+        raise UserError(
+            "The MTP layer has experts or linear attention; only a plain layer can be brought over."
+        )
     shape = draft_shape_of(layer, target)
     ours = MtpConfig(
         capture_layers=[target.num_layers - 1],
