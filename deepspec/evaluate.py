@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
-
 from deepspec.artifacts import (
     check_whole,
     differences,
@@ -18,6 +16,7 @@ from deepspec.artifacts import (
     plain,
     read_manifest,
     refuse_to_replace,
+    without_name,
 )
 from deepspec.config.app import command
 from deepspec.config.ranges import check
@@ -27,19 +26,18 @@ from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.registry import untrained_draft
 from deepspec.errors import UserError
 from deepspec.evaluation.fit import check_data, check_recipe
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
 from deepspec.evaluation.run import Papers, Subject, evaluate
+from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import Target, load_target
-from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.history import read as read_history
-from deepspec.training.saved_draft import load_draft
 
+WHICH = ("name", "path", "revision")  # settings of a target that say which one it is, not how it runs
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 
 
@@ -54,40 +52,34 @@ def run(config: Config) -> Path:
     check(config)
     check_prompts(config)
     out = Path(config.out)
-    ready = untrained_draft(config.draft)
-    if ready is None:
-        manifest, folder, what = _draft_manifest(config, out), "evaluation", f"The draft in {out / 'draft'}"
+    found = find_draft(config)
+    manifest = found.manifest
+    folder = "evaluation" if found.ready is None else f"evaluation_{config.draft.algorithm}"
+    if found.ready is None:
         _check_inputs(config, out, manifest)
-    else:
-        manifest, folder = _untrained_manifest(config, out), f"evaluation_{config.draft.algorithm}"
-        what = f"The data in {out / 'data'}"
-    source = _read_prompts(config)
+    source = read_source(config)
     path = out / folder / "result.json"
     made_of = fingerprint(_made_of(config, manifest))
-    if (done := _already_measured(path, made_of, _settings(config, manifest), config.overwrite)) is not None:
-        print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
-        return _finish(done, path)
-    draft = ready or load_draft(out / "draft")
-    made_for = manifest.get("target") or {}
-    target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
-    allow = config.target.allow_other_target
-    warnings = [
-        *(f"When the draft was trained: {one}" for one in manifest.get("warnings") or []),
-        *check_fit(made_for, target.identity(), allow, what),
-    ]
-    if isinstance(draft, TrainableDraft):
-        module: nn.Module = draft
-        module.to(target.device, target.dtype)
-    prompts, excluded = _prompts(source, config, target)
+    done = _already_measured(path, made_of, _settings(config, manifest), config.overwrite)
+    if done is not None and _is_the_same(config, done, None):
+        return _finish_again(done, path)
+    pair = load_pair(config, found)
+    target, draft = pair.target, pair.draft
+    if done is not None:  # the target's name or place is another than then
+        if _is_the_same(config, done, target):
+            return _finish_again(done, path)
+        if not config.overwrite:
+            raise refuse_to_replace(path, differences(done.target, target.identity()))
+    prompts, excluded = prompts_of(source, config, target)
     papers = Papers(
         command=command("evaluate"),
         fingerprint=made_of,
         settings=_settings(config, manifest),
         draft=_describe(config, draft, manifest),
-        training=_history(out / "history.jsonl") if ready is None else [],
+        training=_history(out / "history.jsonl") if found.ready is None else [],
         prompt_source=source.name,
         excluded=excluded,
-        warnings=warnings,
+        warnings=pair.warnings,
     )
     subject = Subject(
         target, cast(Drafter, draft), lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype)))
@@ -102,7 +94,12 @@ def check_prompts(config: Config) -> None:
     if config.evaluate.prompts is not None:
         if not Path(config.evaluate.prompts).is_file():
             raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
-        _read_prompts(config)
+        read_source(config)
+
+
+def _finish_again(result: EvaluationResult, path: Path) -> Path:
+    print(f"Measured already ({result.created}); to measure again, remove {path}.", flush=True)
+    return _finish(result, path)
 
 
 def _finish(result: EvaluationResult, path: Path) -> Path:
@@ -119,16 +116,35 @@ def _finish(result: EvaluationResult, path: Path) -> Path:
 
 
 def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
-    """All that decides what is measured (not the machine, whose state no fingerprint knows)."""
+    """All that decides what is measured (not the machine, whose state no fingerprint knows).
+
+    The target counts by what it is, which the draft's manifest knows, not by its name and place.
+    """
     return {
-        "draft": {key: manifest.get(key) for key in ("fingerprint", "target", "recipe")},
-        "target": plain(config.target),
+        "draft": {
+            "fingerprint": manifest["fingerprint"],
+            "target": without_name(manifest.get("target") or {}),
+        },
+        "target": _how(plain(config.target)),
         "decode": plain(config.decode),
-        "evaluate": plain(config.evaluate),
+        "evaluate": {key: value for key, value in plain(config.evaluate).items() if key != "prompts"},
         "prompts": prompts_sha256(_prompts_file(config)),
         "system": config.data.system,
         **({"template": plain(config.data.template_args)} if config.data.template_args else {}),
     }
+
+
+def _how(target: dict[str, Any]) -> dict[str, Any]:
+    """`target` settings without those that say which one it is."""
+    return {key: value for key, value in target.items() if key not in WHICH}
+
+
+def _is_the_same(config: Config, result: EvaluationResult, target: Target | None) -> bool:
+    """Whether a result is of the configured target: of the same place, or, once it is loaded, the same one."""
+    if target is not None:
+        return without_name(result.target) == without_name(target.identity())
+    before, now = result.settings.get("target") or {}, plain(config.target)
+    return all(before.get(key) == now[key] for key in WHICH if key != "name")
 
 
 def _already_measured(
@@ -157,31 +173,10 @@ def _already_measured(
 def _decisive(settings: dict[str, Any]) -> dict[str, Any]:
     """The part of a result's settings that it depends on; K is what the sweep chose."""
     found = {key: settings.get(key) or {} for key in ("target", "draft", "train", "decode", "evaluate")}
+    found["target"] = _how(found["target"])
     if found["evaluate"].get("sweep"):
         found["decode"] = {key: value for key, value in found["decode"].items() if key != "k"}
     return found
-
-
-def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
-    """The trained draft's manifest; trains first where that was asked for."""
-    if config.auto_prepare and not (out / "draft" / "manifest.json").is_file():
-        from deepspec.train import run as train
-
-        train(config)
-    return read_manifest(out / "draft", command("train"), ("fingerprint", "target.name"))
-
-
-def _untrained_manifest(config: Config, out: Path) -> dict[str, Any]:
-    """What a trained draft's manifest would say of one that has nothing to train; makes missing prompts if asked."""
-    made = plain(config.draft)
-    manifest = {"fingerprint": fingerprint(made), "recipe": {"draft": made}}
-    if config.evaluate.prompts is not None:
-        return manifest
-    if config.auto_prepare and not (out / "data" / "manifest.json").is_file():
-        from deepspec.prepare import run as prepare
-
-        prepare(config)
-    return manifest | {"target": read_manifest(out / "data", command("prepare"))["inputs"]["target"]}
 
 
 def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
@@ -191,9 +186,8 @@ def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
     check_recipe(manifest.get("recipe") or {}, given, what, again)
     if config.evaluate.prompts is None:
         data = read_manifest(out / "data", command("prepare"), ("fingerprint",))
-        if (
-            "imported" not in manifest
-        ):  # what such a draft was trained on is not known, which its warnings say
+        # what an imported draft was trained on is not known, which its warnings say
+        if "imported" not in manifest:
             check_data(manifest.get("data"), data["fingerprint"], what, out / "data", again)
         check_whole(out / "data", data, command("prepare"), only=HELD_OUT_PROMPTS)
     check_whole(out / "draft", manifest, again)
@@ -213,7 +207,7 @@ def _prompts_file(config: Config) -> Path:
 
 
 @dataclass
-class _Source:
+class Source:
     """Prompts as read before anything is loaded: ready ones of the data, or a user's conversations."""
 
     name: str
@@ -223,17 +217,17 @@ class _Source:
     tally: Tally
 
 
-def _read_prompts(config: Config) -> _Source:
+def read_source(config: Config) -> Source:
     """Read the prompts and complain about them before any long work."""
     tally = Tally(strict=config.data.on_error is OnError.strict)
     path = _prompts_file(config)
     if config.evaluate.prompts is None:
         ready = read_held_out(path.parent, command("prepare"))
-        return _Source("held-out prompts of the data", path, ready, [], tally)
-    return _Source(path.name, path, [], read_prompts(path, tally), tally)
+        return Source("held-out prompts of the data", path, ready, [], tally)
+    return Source(path.name, path, [], read_prompts(path, tally), tally)
 
 
-def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
+def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
     """All prompts that can be decoded, by the target's chat template; how many were left out, by reason."""
     prompts = list(source.ready)
     template = ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)

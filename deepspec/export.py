@@ -6,22 +6,21 @@ if __name__ == "__main__":
     start("export")  # before the imports below, which take seconds
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from deepspec.artifacts import MANIFEST, check_whole, read_manifest, refuse_to_replace
+from deepspec.artifacts import MANIFEST, check_whole, refuse_to_replace
 from deepspec.config.app import command
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config
+from deepspec.drafts.contract import TrainableDraft
 from deepspec.drafts.registry import untrained_draft
 from deepspec.errors import UserError
 from deepspec.evaluation.result import EvaluationResult, load_result
 from deepspec.interop.bundle import export
 from deepspec.interop.card import Subject, licence_of, serving_commands
-from deepspec.target import load_target
+from deepspec.pair import find_draft, load_pair
 from deepspec.target.builtin import builtin_folder
-from deepspec.target.fit import check_fit, same_dtype
 from deepspec.target.load import BUILTIN
-from deepspec.training.saved_draft import load_draft
 
 FALLBACK_K = 3  # drafted tokens a round where nothing was measured and the draft says nothing
 
@@ -36,15 +35,14 @@ def run(config: Config) -> Path:
     out, form = Path(config.out), config.format.value
     if untrained_draft(config.draft) is not None:
         raise UserError(f"The draft {config.draft.algorithm} has no weights: there is nothing to export.")
-    manifest = read_manifest(out / "draft", command("train"), ("fingerprint", "target.name"))
+    found = find_draft(config)
+    manifest = found.manifest
     check_whole(out / "draft", manifest, command("train"))
     folder = Path(config.out_dir) if config.out_dir else out / "export" / form
     _check_folder(folder, config.overwrite)
-    draft = load_draft(out / "draft")
-    made_for = manifest["target"]
-    target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
-    allow, what = config.target.allow_other_target, f"The draft in {out / 'draft'}"
-    for line in check_fit(made_for, target.identity(), allow, what):
+    pair = load_pair(config, found)
+    draft, target = cast(TrainableDraft, pair.draft), pair.target
+    for line in pair.warnings:
         print(f"warning: {line}", flush=True)
     result = _result(out / "evaluation" / "result.json", manifest)
     where = _place(config.target.path)

@@ -73,6 +73,31 @@ class Precision(Enum):
     fp16 = "fp16"
 
 
+class Parallel(Enum):
+    """How training is spread over processes; `auto` is what the launcher asks for, else ddp, alone single."""
+
+    auto = "auto"
+    single = "single"
+    ddp = "ddp"
+    deepspeed_zero1 = "deepspeed_zero1"
+    deepspeed_zero2 = "deepspeed_zero2"
+    deepspeed_zero3 = "deepspeed_zero3"
+    fsdp2 = "fsdp2"
+
+
+class Optimiser(Enum):
+    adamw = "adamw"
+    sgd = "sgd"
+
+
+class KeepBest(Enum):
+    """Which draft is exported: the newest, or the one best at an evaluation on held-out rows."""
+
+    none = "none"
+    tau = "tau"
+    loss = "loss"
+
+
 class Rule(Enum):
     """How drafted tokens are accepted; `auto` is greedy at temperature 0, and above it block verification of
     chains and token rejection down the branches of trees."""
@@ -107,6 +132,21 @@ class Format(Enum):
     sglang = "sglang"
     deepspec = "deepspec"
     hf = "hf"
+
+
+class ScheduleKind(Enum):
+    """How many drafted tokens a round verifies: all; those before the first of low confidence; as many as pay."""
+
+    fixed = "fixed"
+    threshold = "threshold"
+    hardware = "hardware"
+
+
+class Fallback(Enum):
+    """`auto` decodes plainly while speculation loses by the times measured, and tries again later."""
+
+    off = "off"
+    auto = "auto"
 
 
 @dataclass
@@ -177,16 +217,31 @@ class DataConfig:
 
 
 @dataclass
+class StopWhen:
+    """Ends training before the epochs do."""
+
+    tau: float | None = (
+        None  # reached at an evaluation: the decoded τ where train.decode_every > 0, else offline τ
+    )
+
+
+@dataclass
 class TrainConfig:
+    parallel: Parallel = Parallel.auto
     epochs: float = 1.0
     max_steps: int | None = None  # stops (and ends the schedule) here if that is before the epochs end
     batch_size: int = 1  # packed rows a step and process
     accumulation: int = 1  # micro-batches an optimiser step
+    # rows an optimiser step over all processes; sets `accumulation`, so that any number of them learns the same
+    global_batch: int | None = None
+    optimizer: Optimiser = Optimiser.adamw
     learning_rate: float = 1e-3
     warmup: float = 0.05  # fraction of the steps
     weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = (0.9, 0.95)  # the first is sgd's momentum
+    eps: float = 1e-8  # of adamw
     clip: float = 1.0  # gradient norm; 0 = off
+    ema: float = 0.0  # decay of a running mean of the weights, which is evaluated and exported; 0 = off
     precision: Precision = Precision.auto
     # weights of the draft's loss parts; {} = its defaults
     loss: dict[str, float] = field(default_factory=dict)
@@ -194,11 +249,21 @@ class TrainConfig:
     eval_every: int = 100  # steps; offline acceptance on held-out rows
     eval_rows: int = 8  # held-out rows (packed) for it
     eval_steps: int = 7  # K of the offline walk
+    decode_every: int = 0  # steps; real τ by decoding held-out prompts, at evaluations only; 0 = never
+    decode_prompts: int = 8  # for it
+    keep_best: KeepBest = KeepBest.tau
+    patience: int | None = None  # evaluations without a better one, by keep_best, after which training ends
+    stop_when: StopWhen = field(default_factory=StopWhen)
+    max_not_finite: int = (
+        10  # steps in a row whose loss or gradient is not finite, after which training stops
+    )
     checkpoint_every: int = 200  # steps
     keep_last: int = 2  # checkpoints
     resume: str = "auto"  # auto = from the newest checkpoint of this run; never = start over
     tracker: Tracker = Tracker.none
     keep_features_gib: float = 1.0  # memory for features of rows seen before, held-out ones too; 0 = none
+    compile: bool = False  # torch.compile the draft's forward
+    profile: bool = False  # write a Chrome trace of a few steps into <out>/profile
     seed: int = 0
 
 
@@ -213,6 +278,11 @@ class DecodeConfig:
     tree_depth: int = 5  # dynamic: levels
     tree_top_k: int = 4  # dynamic: nodes a level that grow on, and children of each
     tree_total_tokens: int = 24  # dynamic: nodes verified
+    schedule: ScheduleKind = ScheduleKind.fixed
+    confidence_threshold: float = 0.5  # schedule=threshold: verify up to the first confidence below it
+    max_candidates: int | None = None  # schedule=threshold and hardware: verify no more than this; null = k
+    utilization_threshold: float | None = None  # while the device is busier (0..1), as schedule=threshold
+    fallback: Fallback = Fallback.off
     temperature: float = 0.0
     top_k: int = 0  # 0 = off
     top_p: float = 1.0
@@ -239,6 +309,15 @@ class EvaluateConfig:
 
 
 @dataclass
+class VerifyConfig:
+    prompts: int = 8  # held-out prompts decoded greedily and compared
+    rounds: int = 8  # recorded rounds whose (p, q) the rule is tried on
+    draws: int = 100000  # verdicts drawn from the rule at each of them
+    temperature: float = 1.0  # of those rounds, where decode.temperature is 0
+    significance: float = 0.001  # chance that a sound decoder is complained of, over all tests together
+
+
+@dataclass
 class Config:
     """The whole configuration. `draft` is the chosen draft's own option class."""
 
@@ -249,6 +328,9 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
+    prompt: str | None = None  # generate: what to answer, put into the target's chat template
+    compare: bool = False  # generate: decode plainly too
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it
     auto_prepare: bool = False  # a stage whose input is missing makes it
     overwrite: bool = False  # replace what lies in `out`, made with other settings; else a stage refuses

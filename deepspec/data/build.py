@@ -99,19 +99,18 @@ def build(
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder, made_by, ("inputs.target.name", "inputs.draft_vocab_size"))
-        same = _made_of(manifest["inputs"]) == name
-        again = same and retry_errors and manifest.get("counts", {}).get("failed", 0)
-        if same and not again:
+        failed = manifest.get("counts", {}).get("failed", 0)
+        if _made_of(manifest["inputs"]) != name:
+            difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
+            if not overwrite:
+                raise refuse_to_replace(folder, difference)
+            say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
+        elif not (retry_errors and failed):
             check_whole(folder, manifest, made_by)
             gathered.store.close()
             shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
-        difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
-        if not overwrite and not again:
-            raise refuse_to_replace(folder, difference)
-        other = f"was made with other settings ({difference}): replacing it (overwrite=true)."
-        say(f"{folder} {'lacks answers: asking the servers again.' if again else other}")
     reader = Reader(template, settings.max_length, target.vocab_size, gathered.tally, settings.supervise)
     recipe = {
         "target": without_name(target.identity),

@@ -1,7 +1,7 @@
 """The requests being decoded now: prompts enter alone, rounds advance all rows, finished rows leave."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from deepspec.decoding.randomness import Purpose, uniforms
 from deepspec.decoding.request import Request, Round
 from deepspec.decoding.row import Detokenise, Row
 from deepspec.decoding.sampling import distributions, draw, penalise, penalise_paths
+from deepspec.decoding.schedule import RoundPlan
+from deepspec.decoding.scheduler import Past, Scheduler
 from deepspec.decoding.trees import longest_path, size_of, topological
 from deepspec.drafts.contract import (
     Beginning,
@@ -78,10 +80,15 @@ class Outcome:
         return [len(tokens) for tokens in self.tokens]
 
 
+Observe = Callable[["list[Row]", Trial, Tensor], None]
+
+
 class Batch:
     """Up to `max_rows` requests on one state.
 
-    Plain decoding (`draft` None) is the same round with an empty proposal: no hooks, capture or rule.
+    Plain decoding (`draft` None) is the same round with an empty proposal: no hooks, capture, schedule or rule.
+    scheduler: None = verify what is drafted. observe: called with each round's trial and the logits it was
+    judged by, [B, N+1, V] after penalties, before anything is kept.
     """
 
     def __init__(
@@ -91,9 +98,11 @@ class Batch:
         how: How,
         max_rows: int,
         detokenise: Detokenise | None = None,
+        scheduler: Scheduler | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.target, self.draft, self.how, self.max_rows = target, draft, how, max_rows
-        self.detokenise = detokenise
+        self.detokenise, self.scheduler, self.observe = detokenise, scheduler, observe
         self.layers: list[int] = (
             list(draft.capture_layers) if draft is not None and draft.needs_features else []
         )
@@ -101,6 +110,7 @@ class Batch:
         self.rows: list[Row] = []
         self.state: State | None = None
         self.draft_state: Any = None
+        self.speculated: bool | None = None  # this round; None: there was no choice
 
     # ------------------------------------------------------------------ entering and leaving
 
@@ -108,6 +118,8 @@ class Batch:
     def admit(self, request: Request, limit: int) -> Row:
         """Prefill one prompt alone, draw its first token and add it as the last row, unless that ends it."""
         row = Row(request, limit, self.detokenise)
+        if self.scheduler is not None:
+            row.past = self.scheduler.new_past()
         device = self.target.device
         prompt = torch.tensor([request.tokens], device=device)
         if request.sampling.repetition_penalty != 1:
@@ -185,12 +197,26 @@ class Batch:
 
     def _propose(self) -> tuple[Proposal, list[int]]:
         """What the target is to verify, and how many tokens were drafted a row."""
-        longest = max(self._room())
-        if self.draft is None or longest < 1:
-            empty = torch.empty(len(self.rows), 0, dtype=torch.long, device=self.target.device)
-            return Proposal(empty, [0] * len(self.rows)), [0] * len(self.rows)
+        room = self._room()
+        self.speculated = None
+        if self.draft is None or max(room) < 1:
+            return self._nothing()
+        scheduler, plan = self.scheduler, None
         # A chain is drafted no longer than can be kept. A tree keeps its shape, whatever any row has left.
-        count = min(self.how.k, longest) if self.how.tree is None else self.how.longest
+        count = min(self.how.k, max(room)) if self.how.tree is None else self.how.longest
+        if scheduler is not None:
+            self.speculated = scheduler.speculates(self._pasts())
+            if not self.speculated:
+                return self._nothing()
+            plan = scheduler.plan(room)
+            if plan is not None and scheduler.gives_confidence is False:
+                # Known before anything is drafted: no more is drafted than that.
+                planned = plan.through(scheduler.expected(self._pasts()))
+                count = min(count, max(planned))
+                if count < 1:
+                    return self._nothing()
+            elif plan is not None:
+                count = min(count, plan.limit)
         control = RoundControl(
             [row.request for row in self.rows],
             [len(row.tokens) for row in self.rows],
@@ -198,10 +224,28 @@ class Batch:
             self.how.tree,
             self.how.sampled_children,
             self._seen(),
+            plan,
         )
         proposal = self.draft.propose(self.draft_state, control)
         self._check(proposal)
-        return self._schedule(proposal), list(proposal.length)
+        drafted = list(proposal.length)
+        if scheduler is not None and plan is not None:
+            proposal = replace(proposal, length=self._planned(scheduler, plan, proposal, control.asked))
+        return self._schedule(proposal), drafted
+
+    def _nothing(self) -> tuple[Proposal, list[int]]:
+        empty = torch.empty(len(self.rows), 0, dtype=torch.long, device=self.target.device)
+        return Proposal(empty, [0] * len(self.rows)), [0] * len(self.rows)
+
+    def _planned(self, scheduler: Scheduler, plan: RoundPlan, proposal: Proposal, asked: bool) -> list[int]:
+        """Each row's length by the schedule. Asked while drafting, it has decided already."""
+        if scheduler.gives_confidence is not False:
+            scheduler.gives_confidence = asked or proposal.confidence is not None
+            if proposal.confidence is not None and not asked:
+                plan.through(proposal.confidence.tolist())
+            elif not asked:
+                plan.through([row[: proposal.tokens.shape[1]] for row in scheduler.expected(self._pasts())])
+        return [min(pair) for pair in zip(proposal.length, plan.lengths, strict=True)]
 
     def _schedule(self, proposal: Proposal) -> Proposal:
         """How much of each row's proposal the target reads now: here, of a chain what the row can still keep.
@@ -240,6 +284,8 @@ class Batch:
         broken = logits.sum(-1).isnan().any(-1)
         if (seen := self._seen()) is not None:
             logits = penalise_paths(logits, trial.tokens, trial.layout.visible, seen, samplings)
+        if self.observe is not None:
+            self.observe(self.rows, trial, logits)
         if proposal.tokens.shape[1] == 0:
             next_token = self._draw_next(self.rows, logits[:, -1])
             verdict = acceptance.Verdict(torch.zeros_like(next_token), next_token)
@@ -322,6 +368,10 @@ class Batch:
                     scheduled=trial.proposal.length[index],
                 )
             )
+        if self.scheduler is not None:
+            sound = [row for row in self.rows if not row.error]
+            rounds = [row.rounds[-1] for row in sound]
+            self.scheduler.record([row.past for row in sound if row.past], rounds, self.speculated)
 
     # ------------------------------------------------------------------ helpers
 
@@ -343,6 +393,9 @@ class Batch:
                 f"{name} proposed {count} tokens and parents of shape {list(parents.shape)}; there must be one for each "
                 "token and, where children are sampled, every node of decode.tree_parents."
             )
+
+    def _pasts(self) -> list[Past]:
+        return [row.past for row in self.rows if row.past is not None]
 
     def _room(self) -> list[int]:
         """Drafted tokens each row can still keep, with the target's own behind them."""

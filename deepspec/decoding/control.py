@@ -8,6 +8,7 @@ from torch import Tensor
 from deepspec.decoding.randomness import Purpose, uniforms
 from deepspec.decoding.request import Request
 from deepspec.decoding.sampling import distributions, draw, penalise
+from deepspec.decoding.schedule import RoundPlan
 from deepspec.decoding.trees import PENDING, children_of
 from deepspec.drafts.contract import DynamicTree, StaticTree
 from deepspec.errors import UserError
@@ -19,7 +20,8 @@ class RoundControl:
     positions: each row's output position at the round's beginning. When every request is greedy, tokens are
     plain argmaxes and q is None; otherwise a greedy row's q is a point mass. tree: how to branch (None: a
     chain). sampled_children: the children of a static tree's node are drawn, not the most probable. seen:
-    [B, V] bool, the tokens of each row's text, where a request has a repetition penalty, else None.
+    [B, V] bool, the tokens of each row's text, where a request has a repetition penalty, else None. plan: the
+    schedule's decisions (None: a fixed length).
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class RoundControl:
         tree: StaticTree | DynamicTree | None = None,
         sampled_children: bool = False,
         seen: Tensor | None = None,
+        plan: RoundPlan | None = None,
     ) -> None:
+        self.plan, self.asked = plan, False
         self.max_tokens = max_tokens
         self.tree = tree
         self.requests = requests
@@ -77,8 +81,12 @@ class RoundControl:
         return tokens, q
 
     def go_on(self, confidence: Tensor) -> Tensor:
-        """A fixed length: always."""
-        return torch.ones_like(confidence, dtype=torch.bool)
+        """See `deepspec.drafts.contract.Control.go_on`. A schedule reads the confidences on the host: whether the
+        draft goes on is decided there."""
+        self.asked = True
+        if self.plan is None:
+            return torch.ones_like(confidence, dtype=torch.bool)
+        return torch.tensor(self.plan.go_on(confidence.tolist()), device=confidence.device)
 
     def _without_replacement(self, logits: Tensor, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         """[B, count] draft ids and q [B, Vd]. Where q has fewer tokens than that, the likeliest others follow:

@@ -6,11 +6,14 @@ from typing import Any
 
 from deepspec.config.schema import DecodeConfig
 from deepspec.decoding.acceptance import RULES
-from deepspec.decoding.batch import Batch, How
+from deepspec.decoding.batch import Batch, How, Observe
+from deepspec.decoding.cost import cost_table
 from deepspec.decoding.request import Request, Result, Round
 from deepspec.decoding.row import Detokenise, Row
 from deepspec.decoding.sampling import check_sampling
+from deepspec.decoding.scheduler import Schedule, Scheduler
 from deepspec.decoding.trees import check_tree
+from deepspec.decoding.utilization import utilization_of
 from deepspec.drafts.contract import Drafter, DynamicTree, StaticTree
 from deepspec.errors import UserError
 from deepspec.target import Target
@@ -24,7 +27,8 @@ class Engine:
     `acceptance.choose_sampled`) and the one rule there is for trees. tree: drafts that can branch propose such
     trees instead of chains. children: of a static tree's nodes, "deterministic" (the most probable) or "sampled"
     without replacement. max_batch_size: rows decoded at once; waiting requests enter as others finish.
-    detokenise: tokens → text, for stop strings; the target's tokenizer if not given.
+    detokenise: tokens → text, for stop strings; the target's tokenizer if not given. schedule: how much of what is
+    drafted is verified (`scheduler.Schedule`; what it learns stays with the engine). observe: see `Batch`.
     """
 
     def __init__(
@@ -38,6 +42,8 @@ class Engine:
         tree: StaticTree | DynamicTree | None = None,
         children: str = "deterministic",
         detokenise: Detokenise | None = None,
+        schedule: Schedule | None = None,
+        observe: Observe | None = None,
     ) -> None:
         if k < 1:
             raise UserError(
@@ -55,7 +61,13 @@ class Engine:
             detokenise = target.tokenizer.decode
         self.target, self.draft, self.rule, self.max_batch_size = target, draft, rule, max_batch_size
         self.how = How(k, rule, tree, children == "sampled")
-        self.detokenise = detokenise
+        self.detokenise, self.observe = detokenise, observe
+        self.scheduler = None
+        if draft is not None and schedule is not None and schedule != Schedule():
+            schedule.check(tree is not None)
+            busy = schedule.utilization_threshold is not None
+            reading = utilization_of(target.device) if busy else None
+            self.scheduler = Scheduler(schedule, self.how.longest, utilization=reading)
 
     @classmethod
     def configured(
@@ -69,6 +81,7 @@ class Engine:
             rule=decode.rule.value,
             tree=tree_of(decode),
             children=decode.children.value,
+            schedule=schedule_of(decode),
             **others,
         )
 
@@ -94,6 +107,7 @@ class Engine:
                 on_result(result)
 
         waiting = deque(self._sound(requests, collect))
+        self._learn_costs([request for _, request in waiting])
         places: dict[int, int] = {}
         batch = self._batch(self.max_batch_size)
         while waiting or batch.rows:
@@ -114,6 +128,7 @@ class Engine:
     def stream(self, request: Request) -> Iterator[tuple[list[int], Round | None]]:
         """One request's tokens as they are committed, with the round that made them (None: the prefill)."""
         self.check(request)
+        self._learn_costs([request])
         batch = self._batch(1)
         row = batch.admit(request, self._limit(request))
         if not row.error:
@@ -174,7 +189,18 @@ class Engine:
         return min(request.max_new_tokens, self.target.max_positions - len(request.tokens))
 
     def _batch(self, rows: int) -> Batch:
-        return Batch(self.target, self.draft, self.how, rows, self.detokenise)
+        return Batch(self.target, self.draft, self.how, rows, self.detokenise, self.scheduler, self.observe)
+
+    def _learn_costs(self, requests: Sequence[Request]) -> None:
+        """The cost table that a hardware-aware schedule needs, for contexts like that of the middle request."""
+        scheduler = self.scheduler
+        if not requests or self.draft is None or scheduler is None or scheduler.schedule.kind != "hardware":
+            return
+        by_length = sorted(requests, key=lambda request: len(request.tokens) + request.max_new_tokens // 2)
+        typical = by_length[len(by_length) // 2]
+        scheduler.costs = cost_table(
+            self.target, self.draft, typical, k=self.how.k, max_rows=self.max_batch_size
+        )
 
 
 def tree_of(decode: DecodeConfig) -> StaticTree | DynamicTree | None:
@@ -184,6 +210,17 @@ def tree_of(decode: DecodeConfig) -> StaticTree | DynamicTree | None:
     if decode.tree.value == "dynamic":
         return DynamicTree(decode.tree_depth, decode.tree_top_k, decode.tree_total_tokens)
     return None
+
+
+def schedule_of(decode: DecodeConfig) -> Schedule:
+    """The schedule that `decode` asks for."""
+    return Schedule(
+        kind=decode.schedule.value,
+        confidence_threshold=decode.confidence_threshold,
+        max_candidates=decode.max_candidates,
+        fallback=decode.fallback.value == "auto",
+        utilization_threshold=decode.utilization_threshold,
+    )
 
 
 def _check_branching(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deepspec.decoding.request import Request, Result, Round
+from deepspec.decoding.scheduler import Past
 
 Detokenise = Callable[[list[int]], str]
 
@@ -19,13 +20,15 @@ class Row:
     """tokens[-1] is the pending token, known but not yet in the target's state.
 
     limit: longest answer, max_new_tokens or what the context still holds. detokenise: needed where the request
-    has stop strings. seen: [V] bool, the tokens of prompt and answer, where it has a repetition penalty.
+    has stop strings. seen: [V] bool, the tokens of prompt and answer, where it has a repetition penalty. past: its
+    rounds as the scheduler sees them, where there is one.
     """
 
     request: Request
     limit: int
     detokenise: Detokenise | None = None
     seen: Tensor | None = None
+    past: Past | None = None
     started: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)

@@ -68,9 +68,12 @@ def check_loss_parts(options: Any, chosen: Iterable[str]) -> None:
     """`UserError` for a part of the loss (`train.loss`) that this draft does not have."""
     if options.algorithm in UNTRAINED:
         return
-    parts = _named(DRAFTS[options.algorithm][1]).loss_parts
-    # a draft whose parts depend on its options tells them when it is made
-    unknown = [name for name in chosen if isinstance(parts, tuple) and name not in parts]
+    from deepspec.drafts.statistics import PARTS
+
+    has_confidence = getattr(options, "confidence", True)
+    own = getattr(_named(DRAFTS[options.algorithm][1]), "own_parts", ())
+    parts = [*(name for name in PARTS if has_confidence or name != "confidence"), *own]
+    unknown = [name for name in chosen if name not in parts]
     if unknown:
         raise UserError(f"train.loss.{unknown[0]}: the draft's loss has only the parts {', '.join(parts)}.")
 

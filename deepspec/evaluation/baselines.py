@@ -110,7 +110,8 @@ def time_baselines(
 ) -> list[Baseline]:
     """Time every (decoder, dtype) on a few prompts, alternating, and mark the fastest.
 
-    failed: ways that could not be had, with the reason; they are listed, not dropped.
+    failed: ways that could not be had, with the reason; they are listed, not dropped. Greedy answers that are
+    not our loop's in the same dtype are counted: the two do not round alike, or do not decode alike.
     """
     names = {f"{decoder} {dtype}": (decoder, dtype) for decoder, dtype in ways}
     arms = {name: ways[way] for name, way in names.items()}
@@ -118,6 +119,13 @@ def time_baselines(
     speeds = {names[name]: _speed(results, resamples, plan.seed) for name, results in measured.items()}
     fastest = max(speeds, key=lambda way: speeds[way].value or 0.0)
     found = [Baseline(*way, speed, chosen=way == fastest) for way, speed in speeds.items()]
+    if plan.sampling.temperature == 0:
+        texts = {way: [[r.tokens for r in rs] for rs in measured[name]] for name, way in names.items()}
+        for baseline in found:
+            ours = texts.get((OURS, baseline.dtype))
+            if baseline.decoder != OURS and ours is not None:
+                theirs = texts[baseline.decoder, baseline.dtype]
+                baseline.differing = sum(a != b for a, b in zip(ours, theirs, strict=True))
     return found + [Baseline(*way, null(why), chosen=False, note=why) for way, why in (failed or {}).items()]
 
 

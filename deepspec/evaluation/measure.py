@@ -40,10 +40,12 @@ class Plan:
 
 @dataclass
 class Hooks:
-    """What goes on around a decoding: `progress` after each, `meter` around those that count."""
+    """What goes on around a decoding: `progress` after each, `meter` around those that count, `after` when a
+    prompt is done, with its number and its first result by each arm."""
 
     progress: Callable[[], None] = field(default=lambda: None)
     meter: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
+    after: Callable[[int, Mapping[str, Result]], None] = field(default=lambda number, results: None)
 
 
 def decodings_of(prompts: int, arms: int, plan: Plan) -> int:
@@ -74,6 +76,7 @@ def measure(
                     result = arms[name](plan.request(prompt, repeat))
                 results[name][number].append(result)
                 hooks.progress()
+        hooks.after(number, {name: results[name][number][0] for name in names})
     return results
 
 

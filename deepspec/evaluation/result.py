@@ -14,7 +14,8 @@ from deepspec.decoding.request import Round
 from deepspec.errors import UserError
 from deepspec.evaluation.typed_json import build, write_compact
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = (1, 2)  # version 2 has more keys, with defaults
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Baseline:
     tokens_per_second: Metric  # decode only
     chosen: bool  # the fastest: the headline's denominator
     note: str | None = None  # why it was not timed
+    # of those prompts, greedy answers that are not the same loop's in this dtype; null: sampled, or not compared
+    differing: int | None = None
 
 
 @dataclass
@@ -104,27 +107,32 @@ class SweepPoint:
 
 @dataclass
 class StepTimes:
-    """Median times of the bare modules outside the engine, batch 1.
+    """Median times of the bare modules outside the engine, batch 1, timed in turns with the main run's prompts.
 
+    Beyond 8 lengths, only some are timed and the others lie on straight lines between them.
     verify[n−1]: the target reads n tokens on top of `context` cached ones. draft[k−1]: the draft proposes k
     tokens and takes in a round's features.
     """
 
-    context: int
+    context: int  # mean over the prompts
     verify: list[float]
     draft: list[float]
-    repeats: int
+    repeats: int  # timings of each
 
 
 @dataclass
 class Noise:
     """How undisturbed the measured decodings were."""
 
-    cpu_per_wall: float | None  # the decoding thread's CPU time / wall time; 1 = never waited
+    cpu_per_wall: (
+        float | None
+    )  # the decoding thread's CPU time / wall time; below 1 it waited, if only for its helpers
     cores_used: float | None  # the whole process' CPU time / wall time
     spread: float | None  # (p90 − p10) / median of plain seconds per token over the prompts
     noisy: bool
     words: str
+    others: float | None = None  # cores that other processes kept at work meanwhile
+    steal: float | None = None  # cores that a virtual machine's host withheld
 
 
 @dataclass
@@ -275,9 +283,10 @@ def load_result(path: Path) -> EvaluationResult:
     if not isinstance(content, dict) or "schema_version" not in content:
         raise UserError(f"{path} is not a result file of deepspec.evaluate: it has no `schema_version`.")
     version = content["schema_version"]
-    if version != SCHEMA_VERSION:
+    if version not in READABLE:
         raise UserError(
-            f"{path} has schema version {version!r}, this deepspec reads version {SCHEMA_VERSION}: "
+            f"{path} has schema version {version!r}, this deepspec reads versions {READABLE[0]} to "
+            f"{SCHEMA_VERSION}: "
             "read it with the deepspec that wrote it, or evaluate again."
         )
     try:

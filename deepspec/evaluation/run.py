@@ -1,6 +1,7 @@
 """One evaluation from beginning to end: sweep over K, baselines, the main run, the numbers."""
 
-from collections.abc import Callable, Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,12 +15,13 @@ from deepspec.config.schema import Config, DecodeConfig
 from deepspec.decoding import Engine
 from deepspec.decoding.engine import tree_of
 from deepspec.decoding.request import Request, Result, Sampling
+from deepspec.decoding.steps import draft_steps, verify_steps
 from deepspec.decoding.trees import longest_path, size_of
 from deepspec.drafts.contract import Drafter
 from deepspec.errors import UserError
-from deepspec.evaluation.bare import draft_steps, logits_two_ways, verify_steps
+from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines, transformers_decode
-from deepspec.evaluation.ideal import measure_steps
+from deepspec.evaluation.ideal import StepClock
 from deepspec.evaluation.machine import NoiseMeter, describe_machine, load_average
 from deepspec.evaluation.measure import (
     FASTEST,
@@ -40,7 +42,6 @@ from deepspec.evaluation.result import (
     Decoding,
     EvaluationResult,
     PromptRecord,
-    StepTimes,
     SweepPoint,
 )
 from deepspec.evaluation.statistics import null
@@ -89,8 +90,11 @@ class _Evaluation:
             torch.set_num_threads(settings.threads)
         self.main, self.sweep, self.overlap = choose(prompts, settings.max_prompts, settings.sweep_prompts)
         self.tree = tree_of(decode)
-        self.ks = sorted(set(settings.sweep)) if self.sweep and self.tree is None else []
-        self.k = decode.k if self.tree is None else longest_path(self.tree)
+        # an answer's first token is the prefill's, and the round that ends it commits one of the target's own
+        longest = max(1, decode.max_new_tokens - 2)
+        chains = self.sweep and self.tree is None
+        self.ks = sorted({min(k, longest) for k in settings.sweep}) if chains else []
+        self.k = min(decode.k, longest) if self.tree is None else longest_path(self.tree)
         self.dtype = str(self.target.dtype).removeprefix("torch.")
         self.plan = Plan(
             max_new_tokens=decode.max_new_tokens,
@@ -110,9 +114,9 @@ class _Evaluation:
         with self._progress() as self.bar:
             sweep = self._sweep()
             baselines = self._baselines()
+            self._free_memory()
             records = self._main()
         self._judge_headline(records, baselines)
-        steps = self._step_times(records)
         result = EvaluationResult(
             schema_version=SCHEMA_VERSION,
             name=self.config.name,
@@ -125,7 +129,7 @@ class _Evaluation:
             conditions=self._conditions(records, baselines),
             baselines=baselines,
             sweep=sweep,
-            step_times=steps,
+            step_times=self.steps.result(),
             summary=summarise([], resamples=100),
             categories={},
             warnings=[*self.papers.warnings, *self._chains_for_trees(records)],
@@ -140,7 +144,7 @@ class _Evaluation:
         baseline_ways = 2 * len({self.dtype, *BASELINE_DTYPES}) if self.config.evaluate.baselines else 0
         total = decodings_of(len(self.sweep), len(self.ks) + 1, self.once) if self.ks else 0
         total += decodings_of(len(self._baseline_prompts()), baseline_ways, self.once)
-        total += decodings_of(len(self.main), 2, self.plan)
+        total += decodings_of(len(self.main), 3 if self.config.evaluate.baselines else 2, self.plan)
         with tqdm(total=total, unit="answer", smoothing=0.1, dynamic_ncols=True) as bar:
             yield bar
 
@@ -205,14 +209,17 @@ class _Evaluation:
         chosen = next(baseline for baseline in found if baseline.chosen)
         if (chosen.decoder, chosen.dtype) != (OURS, self.dtype):
             self.fastest = ways[chosen.decoder, chosen.dtype]
-            self.bar.total += decodings_of(len(self.main), 1, self.plan)
+        else:
+            self.bar.total -= decodings_of(len(self.main), 1, self.plan)
         return found
 
     def _main(self) -> list[PromptRecord]:
         arms = {PLAIN: _decode(Engine(self.target)), SPECULATIVE: self._speculative(self.k)}
         if self.fastest is not None:
             arms[FASTEST] = self.fastest
-        results = measure(self.main, arms, self.plan, self._hooks(f"measuring, K={self.k}", metered=True))
+        self.steps = StepClock(self.k, len(self.main))
+        hooks = replace(self._hooks(f"measuring, K={self.k}", metered=True), after=self._time_steps)
+        results = measure(self.main, arms, self.plan, hooks)
         greedy = self.plan.sampling.temperature == 0
         read = self.k if self.tree is None else size_of(self.tree)
         proof = logits_two_ways(self.target, read, self.plan.sampling.repetition_penalty) if greedy else None
@@ -254,26 +261,25 @@ class _Evaluation:
         kept = tokens[:-1] if tokens and tokens[-1] in self.target.eos else tokens
         return str(self.target.tokenizer.decode(kept))
 
-    def _step_times(self, records: list[PromptRecord]) -> StepTimes | None:
-        """Bare step times at the middle of a typical answer, for rounds as long as those measured."""
-        rounds = [r for record in records for d in record.speculative for r in d.rounds]
-        if not rounds or self.tree is not None:  # a tree's step times are not those of a chain of its depth
-            return None
-        middle = sorted(range(len(records)), key=lambda i: self._context(records[i]))[len(records) // 2]
-        answer = records[middle].speculative[0].tokens
-        text = [*self.main[middle].tokens, *answer[: (len(answer) + 1) // 2]]
-        committed = max(1, round(sum(r.committed for r in rounds) / len(rounds)))
-        request = self.plan.request(self.main[middle], 0)
-        return measure_steps(
+    def _time_steps(self, number: int, results: Mapping[str, Result]) -> None:
+        """Bare steps in the middle of the answer just decoded, for rounds like its own."""
+        answer = results[SPECULATIVE]
+        if not answer.rounds or not self.steps.wants(number) or self.tree is not None:
+            return  # a tree's step times are not those of a chain of its depth
+        prompt = self.main[number]
+        text = [*prompt.tokens, *answer.tokens[: (len(answer.tokens) + 1) // 2]]
+        committed = max(1, round(sum(r.committed for r in answer.rounds) / len(answer.rounds)))
+        self.steps.take(
             verify_steps(self.target, text, self.k + 1),
-            draft_steps(self.target, self.draft, text, request, committed),
-            self.k,
+            draft_steps(self.target, self.draft, text, self.plan.request(prompt, 0), committed),
             context=len(text),
         )
 
-    @staticmethod
-    def _context(record: PromptRecord) -> float:
-        return record.prompt_tokens + len(record.speculative[0].tokens) / 2
+    def _free_memory(self) -> None:
+        """Copies of the target that are not decoded with any more; models are cycles, which Python keeps a while."""
+        gc.collect()
+        if self.target.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _conditions(self, records: list[PromptRecord], baselines: list[Baseline]) -> Conditions:
         settings, decode = self.config.evaluate, self.config.decode

@@ -67,6 +67,7 @@ def render(result: EvaluationResult) -> str:
         figure.svg
     )  # its texts were escaped when it was drawn
     environment.globals.update(interval=words.interval, number=words.number, cell=_cell)
+    environment.globals.update(baseline_note=words.baseline_note)
     summary = result.summary
     speed_names, every_row = _speed_table(result)
     speed_rows = [row for row in every_row if any(metric.value is not None for metric in row[1])]

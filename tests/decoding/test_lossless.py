@@ -26,7 +26,9 @@ WAYS = {
     "deterministic children": STATIC,
     "sampled children": {**STATIC, "children": "sampled"},
     "dynamic": {"tree": DynamicTree(2, 2, 6)},
-    "eagle3": {},
+    "eagle3, chains": {},
+    "eagle3, sampled children": {**STATIC, "children": "sampled"},
+    "eagle3, dynamic": {"tree": DynamicTree(2, 2, 6)},
 }
 ALPHA = 1e-3 / (5 * (len(WAYS) + 2))  # of one test; all of the honest ones together: 1e-3
 
@@ -43,7 +45,7 @@ def smallest(
     way: str, sampling: Sampling = SAMPLING, ragged: bool = True, runs: int = RUNS, length: int = 4
 ) -> float:
     """The smallest p-value of `runs` texts decoded that way."""
-    draft = eagle3() if way == "eagle3" else TableDraft(four_words.table(), ragged)
+    draft = eagle3() if way.startswith("eagle3") else TableDraft(four_words.table(), ragged)
     engine = Engine(four_words.target(), draft, k=3, max_batch_size=128, **WAYS[way])
     return min(four_words.p_values(engine, sampling, runs, length))
 
@@ -58,7 +60,7 @@ def test_a_penalty_counts_each_nodes_own_path(way: str) -> None:
     assert smallest(way, replace(SAMPLING, repetition_penalty=1.8)) > ALPHA
 
 
-def caught(way: str, runs: int = RUNS, length: int = 4) -> bool:
+def caught(way: str, runs: int = 2000, length: int = 4) -> bool:
     return smallest(way, ragged=False, runs=runs, length=length) < ALPHA
 
 
@@ -72,7 +74,7 @@ def test_a_draw_from_a_rounded_softmax_is_caught(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("rounded", [False, True])
 def test_a_draw_from_a_bfloat16_softmax_is_caught_by_the_rule_alone(rounded: bool) -> None:
     """What a real one is off by takes millions of verdicts, and no model."""
-    runs = 3 << 20
+    runs = 1 << 21
     q = torch.tensor([[0.5019, 0.2, 0.2981]], dtype=torch.float64)
     p = torch.tensor([[[0.49, 0.3, 0.21], [0.2, 0.3, 0.5]]], dtype=torch.float64)
     u = torch.rand(3, runs, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -84,7 +86,7 @@ def test_a_draw_from_a_bfloat16_softmax_is_caught_by_the_rule_alone(rounded: boo
     first = torch.where(verdict.length == 1, tokens[:, 0], verdict.next_token)
     counts = {(token,): int((first == token).sum()) for token in range(3)}
     expected = {(token,): float(p[0, 0, token]) for token in range(3)}
-    assert (four_words.p_value(counts, expected) < ALPHA) == rounded
+    assert (four_words.p_value(counts, expected) < 1e-3) == rounded
 
 
 def test_a_rejected_child_that_may_come_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,4 +136,4 @@ def test_draws_that_come_again_in_the_next_round_are_caught(monkeypatch: pytest.
 
     for module in (batch, control):
         monkeypatch.setattr(module, "uniforms", by_position)
-    assert caught("block", runs=10000, length=6)
+    assert caught("block", runs=6000, length=6)

@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepspec.decoding import Engine, Request, Sampling
-from deepspec.drafts.contract import StaticTree
+from deepspec.drafts.contract import DynamicTree, StaticTree
 from deepspec.drafts.eagle3 import Eagle3Options
 from deepspec.drafts.registry import new_draft
 from tests.decoding.fakes import TableDraft
@@ -108,6 +108,11 @@ def test_a_round_of_trees_waits_once(children: str, sampling: Sampling) -> None:
     draft = Still(torch.randn(VOCAB, VOCAB, dtype=torch.float64))
     found = waits_of_a_round(draft, sampling, tree=StaticTree((-1, -1, 0, 0, 2)), children=children)
     assert found == {"tolist": 1}
+
+
+@pytest.mark.parametrize("tree", [StaticTree((-1, -1, 0, 0, 2)), DynamicTree(2, 3, 9)], ids=str)
+def test_a_tree_that_a_draft_grows_waits_once(tree: StaticTree | DynamicTree) -> None:
+    assert waits_of_a_round(eagle3(), Sampling(0.8), tree=tree) == {"tolist": 1}
 
 
 def test_the_counters_count() -> None:

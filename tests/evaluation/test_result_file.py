@@ -72,6 +72,24 @@ def test_a_damaged_or_other_file_is_refused_by_place(file: Path, edit: Any, word
     assert words in str(caught.value)
 
 
+def test_a_file_of_version_1_is_read(file: Path) -> None:
+    def older(content: Any) -> None:
+        content["schema_version"] = 1
+        for baseline in content["baselines"]:
+            del baseline["differing"]
+
+    change(file, older)
+    assert {baseline.differing for baseline in load_result(file).baselines} == {None}
+
+
+def test_the_published_results_are_read() -> None:
+    files = list((Path(__file__).parents[2] / "results").glob("*/result.json"))
+    assert files
+    for path in files:
+        result = load_result(path)
+        assert (result.summary, result.categories) == summarise_result(result)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"\xff\xfe\x00", b'"text"'])
 def test_what_is_no_result_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "result.json"

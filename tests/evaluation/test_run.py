@@ -2,6 +2,7 @@
 
 import copy
 import json
+import weakref
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 from deepspec import evaluate as stage
+from deepspec import pair
 from deepspec.artifacts import sums
 from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig, Tree
 from deepspec.decoding import Engine
@@ -63,6 +65,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
         return Target(model, None, "tiny llama")
 
     monkeypatch.setattr(stage, "load_target", load)
+    monkeypatch.setattr(pair, "load_target", load)
     return target
 
 
@@ -203,6 +206,24 @@ def test_what_was_measured_is_not_measured_again(
     assert load_result(trained / "evaluation" / "result.json").conditions.max_new_tokens == 6
 
 
+def test_a_moved_or_renamed_target_is_not_measured_again(
+    config: Config, trained: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    stage.run(config)
+    before = (trained / "evaluation" / "result.json").read_bytes()
+    config.target.path = config.target.name = "elsewhere"
+    stage.run(config)
+    assert "Measured already" in capsys.readouterr().out
+    assert (trained / "evaluation" / "result.json").read_bytes() == before
+    target._identity["weights"] = "others"  # what lies there now
+    with pytest.raises(UserError, match="was made for other weights"):
+        stage.run(config)
+    config.target.allow_other_target = True
+    with pytest.raises(UserError, match=r"target\.allow_other_target was False, is True"):
+        stage.run(config)
+
+
 def test_other_held_out_prompts_are_measured_anew(config: Config, trained: Path) -> None:
     config.evaluate.baselines, config.evaluate.sweep = False, []
     stage.run(config)
@@ -304,6 +325,47 @@ def test_the_headline_is_never_against_a_slower_plain_decoding(
     assert any(b.note and "on all prompts" in b.note for b in result.baselines)
 
 
+def test_k_beyond_the_answers_length_times_no_steps_that_cannot_occur(config: Config, trained: Path) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, [1, 300, 5000]
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert [point.k for point in result.sweep] == [
+        1,
+        10,
+    ]  # of 12 tokens, 1 is the prefill's and 1 the target's
+    assert result.step_times is not None and len(result.step_times.verify) == result.conditions.k + 1
+
+
+def test_copies_of_the_target_that_lost_are_not_in_memory_during_the_main_run(
+    config: Config, trained: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, copies, alive = stage.load_target, [], []
+
+    def watched(settings: TargetConfig, layers: Any = ()) -> Target:
+        found = load(settings, layers)
+        if found is not target:
+            vars(found)["itself"] = found  # as hooks and caches make one: it does not go by itself
+            copies.append(weakref.ref(found.model))
+        return found
+
+    def main(self: Any) -> Any:
+        alive.append(sum(copy() is not None for copy in copies))
+        return measure_main(self)
+
+    measure_main = measuring._Evaluation._main
+    monkeypatch.setattr(stage, "load_target", watched)
+    # the fastest is one that needs no copy
+    monkeypatch.setattr(measuring, "transformers_decode", lambda of: took(1e-9 if of is target else 1e3))
+    monkeypatch.setattr(measuring._Evaluation, "_main", main)
+    stage.run(config)
+    assert len(copies) == 2 and alive == [0]
+
+
+def took(seconds: float) -> Any:
+    """A decoder of that speed."""
+    return lambda request: Result(request.id, [5, 6], "length", 1.0, seconds)
+
+
 def test_sampled_outputs_are_not_compared(config: Config, trained: Path) -> None:
     config.decode.temperature = 1.0
     config.evaluate.sweep = []
@@ -402,10 +464,10 @@ def test_logits_two_ways_are_a_plain_forwards(length: int) -> None:
 class Template:
     """A template that wraps the text in brackets, and a token for each character."""
 
-    def __init__(self, tokenizer: Any, eos: Any) -> None:
+    def __init__(self, tokenizer: Any, eos: Any, **more: Any) -> None:
         pass
 
-    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+    def prompt(self, messages: list[dict[str, str]], tools: Any = None) -> list[int]:
         return [3 + ord(char) % 90 for message in messages for char in f"[{message['content']}]"]
 
 

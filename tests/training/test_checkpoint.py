@@ -38,8 +38,15 @@ class Saved:
         torch.manual_seed(99)
         accelerator = self.checkpoints.accelerator
         self.draft = FakeDraft(FakeConfig())
-        self.optimiser = accelerator.prepare(torch.optim.AdamW(self.draft.parameters()))
-        return self.checkpoints.resume(self.draft, self.optimiser)
+        self.draft, self.optimiser = accelerator.prepare(
+            self.draft, torch.optim.AdamW(self.draft.parameters())
+        )
+        found = self.checkpoints.newest()
+        if found is None:
+            return Counters()
+        found.load_weights(self.draft)
+        found.load_states(self.draft, self.optimiser, accelerator)
+        return found.counters
 
     def is_at(self, step: int) -> bool:
         return all(
@@ -68,10 +75,10 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, damage: s
     saved = Saved(tmp_path)
     newest = tmp_path / "step-3"
     if damage == "cut":
-        state = newest / "state.pt"
+        state = newest / "optimiser.safetensors"
         state.write_bytes(state.read_bytes()[:-100])
     elif damage == "flipped":
-        state = newest / "state.pt"
+        state = newest / "optimiser.safetensors"
         middle, content = state.stat().st_size // 2, bytearray(state.read_bytes())
         content[middle] ^= 1
         state.write_bytes(content)
@@ -87,11 +94,11 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, damage: s
 
 
 def change(checkpoint: Path, content: bytes) -> None:
-    """Other bytes in state.pt, with a sum that agrees: what an attacker, or an older version's manifest, has."""
-    (checkpoint / "state.pt").write_bytes(content)
+    """Other bytes in the file, with a sum that agrees: what an attacker has, or an older manifest."""
+    (checkpoint / "optimiser.safetensors").write_bytes(content)
     manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
-    manifest["bytes"]["state.pt"] = len(content)
-    manifest["sha256"]["state.pt"] = hashlib.sha256(content).hexdigest()
+    manifest["bytes"]["optimiser.safetensors"] = len(content)
+    manifest["sha256"]["optimiser.safetensors"] = hashlib.sha256(content).hexdigest()
     (checkpoint / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
