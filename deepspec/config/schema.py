@@ -296,6 +296,14 @@ class DecodeConfig:
 @dataclass
 class EvaluateConfig:
     prompts: str | None = None  # a file of prompts with optional `category`; null = the held-out prompts
+    # evaluation sets instead: gsm8k, humaneval, mtbench, math500, ... or files of prompts
+    tasks: list[str] = field(default_factory=list)
+    task_files: dict[str, str] = field(default_factory=dict)  # a set's local file, by its name
+    hub: bool = False  # sets that no installed package or file has come from the Hub
+    # of answers that have a reference: bleu, rouge, exact_match, or a file or folder of your own
+    metrics: list[str] = field(default_factory=list)
+    allow_code_execution: bool = False  # run what the model wrote against a set's unit tests, confined
+    code_seconds: float = 10.0  # at most so long a program
     max_prompts: int = 32  # spread evenly over categories
     # K values to try before the main run; [] = none
     sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])
