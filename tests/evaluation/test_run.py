@@ -3,7 +3,7 @@
 import copy
 import json
 import weakref
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -550,7 +550,9 @@ def test_answers_are_scored_both_ways_against_references(
         assert answer.scores["exact_match"] == float(answer.text.split() == record.references[0].split())
     plain = sum(record.plain[0].scores["solved"] for record in result.records) / 9
     assert overall["solved"].plain.value == pytest.approx(plain)
-    assert "What the answers are worth" in (trained / "evaluation" / "report.html").read_text(encoding="utf-8")
+    assert "What the answers are worth" in (trained / "evaluation" / "report.html").read_text(
+        encoding="utf-8"
+    )
     config.evaluate = replace(config.evaluate, metrics=["blue"], max_prompts=8)
     with pytest.raises(UserError, match=r"evaluate\.metrics: 'blue'.*bleu"):
         stage.run(config)
