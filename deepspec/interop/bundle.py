@@ -30,7 +30,7 @@ def export(draft: TrainableDraft, target: Target, subject: Subject, folder: Path
     if subject.form == OWN:
         content = {**subject.manifest, "format": OWN}
         with new_artifact(folder, content) as new:
-            save_draft(draft, new)
+            save_draft(draft, new, draft.state_dict())
             check_same(draft, load_draft(new), target, f"The draft exported to {folder}")
             (new / "README.md").write_text(card(subject), encoding="utf-8")
         return []
@@ -61,6 +61,6 @@ def adopt(source: Path, target: Target, folder: Path, manifest: Callable[[Traina
         raise UserError(f"{source} is not a folder. Give the folder of a draft: from=DIR")
     draft, layout = read(source, target)
     with new_artifact(folder, manifest(draft, layout)) as new:
-        save_draft(draft, new)
+        save_draft(draft, new, draft.state_dict())
         check_same(draft, load_draft(new), target, f"The draft imported from {source}")
     return layout

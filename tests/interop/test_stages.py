@@ -66,7 +66,7 @@ def config(model: Path, tmp_path: Path) -> Config:
         "warnings": [],
     }
     with new_artifact(Path(made.out) / "draft", manifest) as folder:
-        save_draft(draft, folder)
+        save_draft(draft, folder, draft.state_dict())
     return made
 
 
