@@ -27,7 +27,15 @@ def test_every_way_has_its_row(
     assert "forward" not in vars(talking_target())
     shown = capsys.readouterr().out
     rows = [line.split(" | ") for line in shown.splitlines() if line.startswith("| ")]
-    ways = ["plain decoding", "n-gram", "fixed K", "confidence threshold", "hardware-aware", "fallback", "dynamic tree"]
+    ways = [
+        "plain decoding",
+        "n-gram",
+        "fixed K",
+        "confidence threshold",
+        "hardware-aware",
+        "fallback",
+        "dynamic tree",
+    ]
     named = [row[0].removeprefix("| ") for row in rows]
     assert all(named.count(way) == 2 for way in ways)  # speeds, and where the time goes
     assert named.count("transformers generate") == named.count("transformers prompt lookup") == 1
@@ -35,5 +43,10 @@ def test_every_way_has_its_row(
     assert [row[0] for row in rows if row[0] in ("| 1", "| 4")] == ["| 1", "| 4"]
     (fixed,) = [row for row in rows if row[0] == "| fixed K" and len(row) == 10]
     assert float(fixed[8]) > 0 and float(fixed[9].rstrip(" |")) > 0  # ideal and efficiency
-    shares = [float(part.rstrip("% |")) for row in rows if row[0] == "| fixed K" and len(row) == 7 for part in row[2:]]
+    shares = [
+        float(part.rstrip("% |"))
+        for row in rows
+        if row[0] == "| fixed K" and len(row) == 7
+        for part in row[2:]
+    ]
     assert sum(shares) == pytest.approx(100, abs=0.5)

@@ -127,7 +127,9 @@ def test_a_sound_pair_passes(tmp_path: Path, monkeypatch, capsys, decode: dict) 
     findings = verify.run(small(tmp_path, monkeypatch, **decode))
     assert [(f.part, f.sound) for f in findings] == [("greedy", True), ("rule", True), ("logits", True)]
     shown = capsys.readouterr().out
-    assert re.search(r"3 of 3 greedy answers \(\d+ tokens\) equal plain decoding, 0 up to a proven tie", shown)
+    assert re.search(
+        r"3 of 3 greedy answers \(\d+ tokens\) equal plain decoding, 0 up to a proven tie", shown
+    )
     assert "5000 verdicts each" in shown and "would have been seen" in shown and "verdict OK" in shown
 
 

@@ -36,8 +36,6 @@ def ideal_seconds(rounds: Sequence[Round], steps: StepTimes) -> tuple[float, flo
     draft. Records of before trees do not tell it: what was verified, or, cut by an end token, all that was drafted.
     """
     plain = sum(r.committed for r in rounds) * steps.verify[0]
-    read = [
-        r.scheduled if r.scheduled is not None else (r.drafted if r.cut else r.verified) for r in rounds
-    ]
+    read = [r.scheduled if r.scheduled is not None else (r.drafted if r.cut else r.verified) for r in rounds]
     best = sum(steps.verify[n] for n in read) + sum(steps.draft[r.drafted - 1] for r in rounds if r.drafted)
     return plain, best
