@@ -154,7 +154,9 @@ def speeds(
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in results.items():
-        each = [sum(len(r.tokens) - 1 for r in rs) / s for rs in runs if (s := sum(r.decode_seconds for r in rs))]
+        each = [
+            sum(len(r.tokens) - 1 for r in rs) / s for rs in runs if (s := sum(r.decode_seconds for r in rs))
+        ]
         low, high = percentile(each, 10), percentile(each, 90)
         seconds = seconds_a_token(runs)
         cells = [
@@ -249,7 +251,12 @@ def parts(engine: Engine) -> Iterator[dict[str, float]]:
 
     undo = [
         timed(Batch, name, part)
-        for name, part in (("_propose", "draft"), ("_judge", "rule"), ("_remember", "cache"), ("step", "step"))
+        for name, part in (
+            ("_propose", "draft"),
+            ("_judge", "rule"),
+            ("_remember", "cache"),
+            ("step", "step"),
+        )
     ]
     prefills: dict[str, float] = {}
     undo.append(timed(engine.target, "forward", "verify"))
