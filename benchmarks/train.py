@@ -23,8 +23,8 @@ import transformers
 from torch import Tensor
 
 from deepspec.drafts.contract import DraftBatch, DraftContext
-from deepspec.drafts.unrolled import supervised
 from deepspec.drafts.registry import new_draft, option_classes
+from deepspec.drafts.unrolled import supervised
 from deepspec.target import Target
 
 TINY = {"hidden": 64, "layers": 4, "vocab": 512, "length": 128, "rows": 2}
@@ -32,7 +32,9 @@ SMALL = {"hidden": 576, "layers": 6, "vocab": 49152, "length": 512, "rows": 2}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--families", nargs="+", default=sorted(option_classes()))
     parser.add_argument("--tiny", action="store_true", help="a model of seconds, to see that it runs")
     parser.add_argument("--steps", type=int, default=5, help="measured optimiser steps")
@@ -70,8 +72,8 @@ def measure(family: str, how: str, size: dict[str, int], steps: int) -> dict[str
     draft = new_draft(option_classes()[family](), target, None).to(target.device).train()
     batch = _batch(target, draft.capture_layers, size)
     optimiser = torch.optim.AdamW(draft.parameters(), lr=1e-4)
-    loss_of: Callable[[], Tensor] = (lambda: plain_eagle3(draft, batch)) if how == "plain" else (
-        lambda: _mean(draft, batch)
+    loss_of: Callable[[], Tensor] = (
+        (lambda: plain_eagle3(draft, batch)) if how == "plain" else (lambda: _mean(draft, batch))
     )
     seconds = []
     for _ in range(steps + 1):
