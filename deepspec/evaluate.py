@@ -5,7 +5,7 @@ if __name__ == "__main__":
 
     start("evaluate")  # before the imports below, which take seconds
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +29,12 @@ from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.evaluation.fit import check_data, check_recipe
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
+from deepspec.evaluation.quality.score import check_metrics
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
 from deepspec.evaluation.run import Papers, Subject, evaluate
+from deepspec.evaluation.tasks import Item, read_tasks
+from deepspec.evaluation.tasks import Source as TaskSource
+from deepspec.evaluation.tasks.read import check_tasks, fingerprint_of_tasks
 from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
@@ -79,7 +83,9 @@ def run(config: Config) -> Path:
         training=_history(out / "history.jsonl") if found.ready is None else [],
         prompt_source=source.name,
         excluded=excluded,
-        warnings=pair.warnings,
+        warnings=[*pair.warnings, *_task_warnings(source)],
+        sources=source.sets,
+        checks={item.id: item.check for item in source.items if item.check is not None},
     )
     subject = Subject(
         target, cast(Drafter, draft), lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype)))
@@ -90,7 +96,11 @@ def run(config: Config) -> Path:
 
 
 def check_prompts(config: Config) -> None:
-    """`UserError` for prompts of one's own (`evaluate.prompts`) that cannot be read; needs no data or draft."""
+    """`UserError` for prompts or metrics of one's own that cannot be read; needs no data or draft."""
+    check_metrics(config.evaluate.metrics)
+    check_tasks(config.evaluate.tasks, config.evaluate.task_files)
+    if config.evaluate.tasks and config.evaluate.prompts is not None:
+        raise UserError("evaluate.tasks and evaluate.prompts are both set: choose one of them.")
     if config.evaluate.prompts is not None:
         if not Path(config.evaluate.prompts).is_file():
             raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
@@ -128,7 +138,7 @@ def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
         "target": _how(plain(config.target)),
         "decode": plain(config.decode),
         "evaluate": {key: value for key, value in plain(config.evaluate).items() if key != "prompts"},
-        "prompts": prompts_sha256(_prompts_file(config)),
+        "prompts": _made_of_prompts(config),
         "system": config.data.system,
         **({"template": plain(config.data.template_args)} if config.data.template_args else {}),
     }
@@ -184,9 +194,11 @@ def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
     what, again = f"The draft in {out / 'draft'}", command("train")
     given = {"draft": plain(config.draft), "train": plain(config.train)}
     check_recipe(manifest.get("recipe") or {}, given, what, again)
-    if config.evaluate.prompts is None:
+    if config.evaluate.prompts is None and not config.evaluate.tasks:
         data = read_manifest(out / "data", command("prepare"), ("fingerprint",))
-        check_data(manifest.get("data"), data["fingerprint"], what, out / "data", again)
+        # what an imported draft was trained on is not known, which its warnings say
+        if "imported" not in manifest:
+            check_data(manifest.get("data"), data["fingerprint"], what, out / "data", again)
         check_whole(out / "data", data, command("prepare"), only=HELD_OUT_PROMPTS)
     check_whole(out / "draft", manifest, again)
 
@@ -196,6 +208,14 @@ def _settings(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
     recipe = manifest.get("recipe") or {}
     made = {node: recipe[node] for node in ("draft", "train") if node in recipe}
     return plain(config) | made
+
+
+def _made_of_prompts(config: Config) -> Any:
+    """What decides the prompts: the file's content, or each set's revision."""
+    asked = config.evaluate
+    if asked.tasks:
+        return fingerprint_of_tasks(asked.tasks, asked.task_files, asked.hub)
+    return prompts_sha256(_prompts_file(config))
 
 
 def _prompts_file(config: Config) -> Path:
@@ -213,11 +233,17 @@ class Source:
     ready: list[Prompt]
     conversations: list[Conversation]
     tally: Tally
+    items: list[Item] = field(default_factory=list)
+    sets: list[TaskSource] = field(default_factory=list)
 
 
 def read_source(config: Config) -> Source:
     """Read the prompts and complain about them before any long work."""
     tally = Tally(strict=config.data.on_error is OnError.strict)
+    asked = config.evaluate
+    if asked.tasks:
+        items, sets = read_tasks(asked.tasks, asked.task_files, asked.hub)
+        return Source(", ".join(asked.tasks), Path("evaluate.tasks"), [], [], tally, items, sets)
     path = _prompts_file(config)
     if config.evaluate.prompts is None:
         ready = read_held_out(path.parent, command("prepare"))
@@ -231,7 +257,9 @@ def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Pro
     template = ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)
     for conversation in source.conversations:
         messages = list(conversation.with_system(config.data.system).messages)
+        references: tuple[str, ...] = ()
         if conversation.has_answer:
+            references = (str(messages[-1]["content"]),)
             messages = messages[:-1]
         try:
             if conversation.row is not None:
@@ -240,13 +268,26 @@ def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Pro
         except BadRow as error:
             source.tally.bad(error, str(source.path), conversation.line, conversation.id)
             continue
-        prompts.append(Prompt(conversation.id, conversation.category, question(messages), tokens))
+        prompts.append(Prompt(conversation.id, conversation.category, question(messages), tokens, references))
+    for item in source.items:
+        system = item.system or config.data.system
+        said = [{"role": "system", "content": system}] if system else []
+        messages = [*said, {"role": "user", "content": item.turns[0]}]
+        tokens = tuple(template.prompt(messages))
+        prompts.append(Prompt(item.id, item.category, item.turns[0], tokens, item.references_of(1)))
     kept, too_long = fitting(prompts, target.max_positions - config.decode.max_new_tokens)
     excluded = dict(source.tally.counts) | too_long
     if not kept:
         why = "; ".join(f"{count}: {reason}" for reason, count in excluded.items()) or "it is empty"
         raise UserError(f"{source.path} has no prompt that can be evaluated ({why}).")
     return kept, excluded
+
+
+def _task_warnings(source: Source) -> list[str]:
+    """What a reader must know of the sets that were asked for."""
+    lost = [f"Left out: {one.words()}" for one in source.sets if one.error]
+    several = sorted({item.category for item in source.items if len(item.turns) > 1})
+    return [*lost, *(f"{name}: only the first turn of each conversation is decoded." for name in several)]
 
 
 def _describe(config: Config, draft: Drafter | TrainableDraft, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _untrained_manifest(config: Config, out: Path) -> dict[str, Any]:
     """What a trained draft's manifest would say of one that has nothing to train; makes missing prompts if asked."""
     made = plain(config.draft)
     manifest = {"fingerprint": fingerprint(made), "recipe": {"draft": made}}
-    if config.evaluate.prompts is not None:
+    if config.evaluate.prompts is not None or config.evaluate.tasks:
         return manifest
     if config.auto_prepare and not (out / "data" / "manifest.json").is_file():
         from deepspec.prepare import run as prepare

@@ -224,7 +224,7 @@ def _make_room(config: Config, out: Path, recipe: dict[str, Any], say: Callable[
     this one must be whole. The old draft stays until the new one replaces it."""
     again, draft = command("train"), out / "draft"
     starts_over = config.train.resume == "never"  # then checkpoints go in any case
-    for folder in [draft, *([] if starts_over else sorted((out / "checkpoints").glob("step-*")))]:
+    for folder in [draft, *([] if starts_over else sorted((out / "checkpoints").glob("*-*")))]:
         try:
             manifest = read_manifest(folder, again)
         except UserError:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.config.processes import ROOT, environment
 
-STAGES = ("prepare", "train", "evaluate", "pipeline", "generate")
+STAGES = ("prepare", "train", "evaluate", "pipeline", "generate", "verify")
 # Runs a stage's module as `python -m` does, and tells afterwards whether the slow packages were imported.
 WATCHED = """
 import runpy, sys

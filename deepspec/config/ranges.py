@@ -97,6 +97,7 @@ BOUNDS: dict[str, Bound] = {
     "decode.max_new_tokens": AT_LEAST_2,
     "decode.seed": SEED,
     "evaluate.max_prompts": AT_LEAST_1,
+    "evaluate.code_seconds": POSITIVE,
     "evaluate.sweep": AT_LEAST_1,
     "evaluate.sweep_prompts": AT_LEAST_0,
     "evaluate.repeats": AT_LEAST_1,

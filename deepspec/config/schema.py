@@ -124,6 +124,16 @@ class Children(Enum):
     sampled = "sampled"
 
 
+class Format(Enum):
+    """Whose layout an exported draft has; `hf` is our own, with a model card. vLLM serves that of speculators."""
+
+    vllm = "vllm"
+    speculators = "speculators"
+    sglang = "sglang"
+    deepspec = "deepspec"
+    hf = "hf"
+
+
 class ScheduleKind(Enum):
     """How many drafted tokens a round verifies: all; those before the first of low confidence; as many as pay."""
 
@@ -286,6 +296,14 @@ class DecodeConfig:
 @dataclass
 class EvaluateConfig:
     prompts: str | None = None  # a file of prompts with optional `category`; null = the held-out prompts
+    # evaluation sets instead: gsm8k, humaneval, mtbench, math500, ... or files of prompts
+    tasks: list[str] = field(default_factory=list)
+    task_files: dict[str, str] = field(default_factory=dict)  # a set's local file, by its name
+    hub: bool = False  # sets that no installed package or file has come from the Hub
+    # of answers that have a reference: bleu, rouge, exact_match, or a file or folder of your own
+    metrics: list[str] = field(default_factory=list)
+    allow_code_execution: bool = False  # run what the model wrote against a set's unit tests, confined
+    code_seconds: float = 10.0  # at most so long a program
     max_prompts: int = 32  # spread evenly over categories
     # K values to try before the main run; [] = none
     sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])
@@ -326,3 +344,8 @@ class Config:
     overwrite: bool = False  # replace what lies in `out`, made with other settings; else a stage refuses
     audit: bool = False  # prepare: also write audit.html, rows coloured by their loss mask
     retry_errors: bool = False  # prepare: ask the servers again for answers that failed in an earlier run
+    format: Format = Format.vllm  # export: whose layout
+    out_dir: str | None = None  # export: the folder written; null = export/<format> in `out`
+    import_from: str | None = (
+        None  # import_draft: the folder of another project's draft; from=... sets it too
+    )

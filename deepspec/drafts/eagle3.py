@@ -9,6 +9,8 @@ Row i pairs the target's features at position i with the token at i + 1 and pred
 Each further step has the row's own h in place of g (`recursive.py` runs the steps, in training and in decoding).
 Loss Σ_s decay^s · cross-entropy against the target's distribution (`soft_ce`).
 EAGLE-3.1: `norm_layers` normalises each captured layer before `fc`, `normalised_feedback` feeds norm(h) back.
+Drafts of other trainers may also have one norm over all captured layers (`norm_features`) or a residual stream that
+starts from norm(g) (`norm_residual`); here nothing trains such a draft from scratch.
 """
 
 from typing import Any
@@ -31,11 +33,15 @@ class Eagle3Config(RecursiveConfig):
         norm_layers: bool = False,
         normalised_feedback: bool = False,
         head: str = "trained",
+        norm_features: bool = False,
+        norm_residual: bool = False,
         **shared: Any,
     ) -> None:
         self.norm_layers = norm_layers
         self.normalised_feedback = normalised_feedback
         self.head = head
+        self.norm_features = norm_features
+        self.norm_residual = norm_residual
         super().__init__(**shared)
 
 
@@ -45,14 +51,19 @@ class Eagle3Layer(DecoderLayer):
     def __init__(self, config: Any) -> None:
         super().__init__(config, inputs=2 * config.hidden_size)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm_residual = config.norm_residual
 
     def read(self, stream: Tensor, embeddings: Tensor) -> Tensor:
         return torch.cat([super().read(embeddings, embeddings), self.hidden_norm(stream)], -1)
+
+    def finish(self, stream: Tensor, attended: Tensor) -> Tensor:
+        return super().finish(self.hidden_norm(stream) if self.norm_residual else stream, attended)
 
 
 class Eagle3Draft(RecursiveDraft):
     config_class = Eagle3Config
     fc_norm: Any  # nn.ModuleList or None
+    input_norm: nn.RMSNorm | None
     lm_head: nn.Linear | None
 
     def __init__(self, config: Eagle3Config) -> None:
@@ -61,7 +72,9 @@ class Eagle3Draft(RecursiveDraft):
         hidden, captured = config.hidden_size, len(config.capture_layers)
         norms = [nn.RMSNorm(config.target_hidden_size, eps=config.rms_norm_eps) for _ in range(captured)]
         self.fc_norm = nn.ModuleList(norms) if config.norm_layers else None
-        self.fc = nn.Linear(captured * config.target_hidden_size, hidden, bias=False)
+        fused = captured * config.target_hidden_size
+        self.input_norm = nn.RMSNorm(fused, eps=config.rms_norm_eps) if config.norm_features else None
+        self.fc = nn.Linear(fused, hidden, bias=False)
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         width = config.draft_vocab_size or config.vocab_size
         self.lm_head = nn.Linear(hidden, width, bias=False) if config.head == "trained" else None
@@ -89,6 +102,8 @@ class Eagle3Draft(RecursiveDraft):
 
     def fuse(self, target: TargetModel, features: Tensor) -> Tensor:
         features = features.to(self.dtype)
+        if self.input_norm is not None:
+            features = self.input_norm(features)
         if self.fc_norm is not None:
             parts = features.chunk(len(self.fc_norm), -1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)

@@ -42,8 +42,11 @@ class _FirstToken(BaseStreamer):
         pass
 
 
-def transformers_decode(target: Model) -> Decode:
-    """Plain decoding as a user of transformers does it: `generate` with a KV cache, streaming its tokens."""
+def transformers_decode(target: Model, **more: Any) -> Decode:
+    """Plain decoding as a user of transformers does it: `generate` with a KV cache, streaming its tokens.
+
+    more: further arguments of `generate`, of its own assisted and prompt-lookup decoding.
+    """
 
     def decode(request: Request) -> Result:
         tokens = torch.tensor([request.tokens], device=target.device)
@@ -58,6 +61,7 @@ def transformers_decode(target: Model) -> Decode:
                 generation_config=_generation_config(request),
                 streamer=streamer,
                 tokenizer=target.tokenizer if request.stop else None,
+                **more,
             )
         answer = output[0, len(request.tokens) :].tolist()
         end = time.perf_counter()

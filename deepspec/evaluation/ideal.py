@@ -81,10 +81,10 @@ def _between(taken: dict[int, list[float]], longest: int) -> list[float]:
 def ideal_seconds(rounds: Sequence[Round], steps: StepTimes) -> tuple[float, float]:
     """What these rounds' tokens cost plainly, Σ tokens·T(1), and at best, Σ (T_draft + T_verify(K_r+1)).
 
-    K_r is the number of tokens that round verified; a round that drafted nothing pays no draft. A round cut by
-    an end token records fewer than the target read: it pays for all that were drafted.
+    K_r is the number of drafted tokens that the target read in that round; a round that drafted nothing pays no
+    draft. Records of before trees do not tell it: what was verified, or, cut by an end token, all that was drafted.
     """
     plain = sum(r.committed for r in rounds) * steps.verify[0]
-    read = [r.drafted if r.cut else r.verified for r in rounds]
+    read = [r.scheduled if r.scheduled is not None else (r.drafted if r.cut else r.verified) for r in rounds]
     best = sum(steps.verify[n] for n in read) + sum(steps.draft[r.drafted - 1] for r in rounds if r.drafted)
     return plain, best

@@ -105,6 +105,7 @@ def records(
             fastest=[_decoding(r, detokenise, keep_rounds=False) for r in fastest],
             equal=None,
             tie=None,
+            references=list(prompt.references),
         )
         if logits_two_ways is not None:
             _compare(record, prompt, logits_two_ways)

@@ -12,21 +12,13 @@ from typing import Any
 
 from deepspec.decoding.request import Round
 from deepspec.errors import UserError
+from deepspec.evaluation.metric import Metric
+from deepspec.evaluation.quality.findings import Quality
+from deepspec.evaluation.tasks.item import Source
 from deepspec.evaluation.typed_json import build, write_compact
 
 SCHEMA_VERSION = 2
 READABLE = (1, 2)  # version 2 has more keys, with defaults
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number with its 95% interval, or an explicit null with the reason."""
-
-    value: float | None
-    low: float | None  # end of the bootstrap interval over prompts, widened for few (`statistics`)
-    high: float | None
-    prompts: int  # how many prompts contribute
-    reason: str | None = None  # why the value, or the interval, is null
 
 
 @dataclass
@@ -47,6 +39,7 @@ class Decoding:
     verify_seconds: float | None = None
     rest_seconds: float | None = None
     rounds: list[Round] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)  # of this answer: metrics, solved, repetition
 
 
 @dataclass(frozen=True)
@@ -80,6 +73,7 @@ class PromptRecord:
     fastest: list[Decoding]  # by the fastest plain decoding; empty where that is `plain`
     equal: bool | None  # every speculative answer is plain's, token for token; null when sampled
     tie: Tie | None  # the first difference, where there is one
+    references: list[str] = field(default_factory=list)  # texts that the answers are compared with
 
 
 @dataclass
@@ -264,6 +258,8 @@ class EvaluationResult:
     warnings: list[str]
     training: list[dict[str, Any]]  # the training's history (thinned), for the curves
     records: list[PromptRecord]
+    sources: list[Source] = field(default_factory=list)  # of the prompts, where sets were asked for by name
+    quality: Quality | None = None
 
 
 def save_result(result: EvaluationResult, path: Path) -> None:

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,6 +35,8 @@ from deepspec.evaluation.measure import (
     records,
 )
 from deepspec.evaluation.prompts import Prompt, choose
+from deepspec.evaluation.quality.findings import Quality
+from deepspec.evaluation.quality.score import QualityPlan, judge
 from deepspec.evaluation.result import (
     SCHEMA_VERSION,
     Baseline,
@@ -46,6 +48,7 @@ from deepspec.evaluation.result import (
 )
 from deepspec.evaluation.statistics import null
 from deepspec.evaluation.summary import summarise, summarise_result
+from deepspec.evaluation.tasks.item import Check, Source
 from deepspec.target import Target
 
 BASELINE_PROMPTS = 4  # enough, with so many tokens each, to tell which plain decoding is the fastest;
@@ -74,6 +77,8 @@ class Papers:
     prompt_source: str
     excluded: dict[str, int]
     warnings: list[str]
+    sources: list[Source] = field(default_factory=list)
+    checks: dict[str, Check] = field(default_factory=dict)  # of prompts by id: how an answer is judged
 
 
 def evaluate(config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> EvaluationResult:
@@ -135,6 +140,8 @@ class _Evaluation:
             warnings=[*self.papers.warnings, *self._chains_for_trees(records)],
             training=self.papers.training,
             records=records,
+            sources=self.papers.sources,
+            quality=self._quality(records),
         )
         result.summary, result.categories = summarise_result(result)
         return result
@@ -234,6 +241,17 @@ class _Evaluation:
         return [
             f"decode.tree={asked} was asked for, and this draft proposed chains of up to {self.k} tokens."
         ]
+
+    def _quality(self, records: list[PromptRecord]) -> Quality:
+        settings = self.config.evaluate
+        plan = QualityPlan(
+            settings.metrics,
+            settings.allow_code_execution,
+            settings.code_seconds,
+            settings.bootstrap,
+            self.plan.seed,
+        )
+        return judge(records, self.papers.checks, plan, sampled=self.plan.sampling.temperature > 0)
 
     def _settings(self) -> dict[str, Any]:
         """The configuration, with the K that was measured."""

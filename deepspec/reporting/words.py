@@ -1,5 +1,6 @@
 """The result in words: what a person reads first, in the terminal and at the top of the page."""
 
+from deepspec.evaluation.quality.two_sample import TwoSample
 from deepspec.evaluation.result import Baseline, EvaluationResult, Metric, Summary
 
 
@@ -144,3 +145,17 @@ def summary_lines(result: EvaluationResult) -> list[str]:
         f"speedup   {speed}",
         f"equality  {equality_words(result.summary, conditions.temperature)}",
     ]
+
+
+def two_sample(found: TwoSample) -> str:
+    """Whether sampled answers of the two ways can be told apart, and what would have been."""
+    told = "can be told apart" if found.p_value < 0.05 else "cannot be told apart"
+    seen = (
+        f"a replacement of {found.detectable:.0%} of the tokens would have been seen in 4 of 5 cases"
+        if found.detectable is not None
+        else "with so few answers not even half of the tokens replaced would have been seen in 4 of 5 cases"
+    )
+    return (
+        f"Plain and speculative samples {told} (permutation test over {found.prompts} prompts, p = {found.p_value:.3f}); "
+        f"{seen}."
+    )

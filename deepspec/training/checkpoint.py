@@ -135,7 +135,7 @@ class Checkpoints:
                 "recipe": self.recipe,
                 "scaler": scaler.state_dict() if scaler is not None else None,
             }
-            with new_artifact(self.folder / f"step-{counters.step}", manifest) as folder, _written(folder):
+            with new_artifact(self.folder / f"step-{counters.step}", manifest) as folder:
                 save_draft(draft, folder / DRAFT, weights)
                 save_file(moments, folder / OPTIMISER)
                 if mean is not None:
@@ -151,7 +151,7 @@ class Checkpoints:
     def save_best(self, draft: PreTrainedModel, weights: dict[str, Tensor], counters: Counters) -> None:
         """Write `best-N`; process 0 alone, which has the whole `weights`."""
         manifest: dict[str, Any] = {"recipe": self.recipe, "best": counters.best}
-        with new_artifact(self.folder / f"best-{counters.step}", manifest) as folder, _written(folder):
+        with new_artifact(self.folder / f"best-{counters.step}", manifest) as folder:
             save_draft(draft, folder / DRAFT, weights)
             manifest["bytes"] = _sizes(folder)
 
@@ -235,17 +235,6 @@ def save_draft(draft: PreTrainedModel, folder: Path, weights: dict[str, Tensor])
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _written(folder: Path) -> Iterator[None]:
-    """safetensors reports a full disk as an error of its own kind."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise UserError(
-            f"Could not write {folder.parent / folder.name.split('.')[1]}: {error}. What was there is untouched."
-        ) from error
 
 
 def _number(path: Path) -> int:

@@ -31,6 +31,12 @@ def chosen(wanted: Parallel, environment: Mapping[str, str]) -> Parallel:
 
     `UserError` where the two contradict each other, or where processes would be missing.
     """
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1" and "WORLD_SIZE" not in environment:
+        raise UserError(
+            f"srun started {tasks} tasks that do not know of each other: each would train a draft of its own. "
+            "Start one task a machine, and torchrun in it (docs/cluster.md)."
+        )
     asked = _asked_by_launcher(environment)
     if wanted is Parallel.auto:
         return asked

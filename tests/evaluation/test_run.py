@@ -3,7 +3,7 @@
 import copy
 import json
 import weakref
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -516,3 +516,43 @@ def test_a_changed_byte_of_the_draft_or_of_the_held_out_prompts_is_noticed(
         ):
             stage.run(config)
         path.write_bytes(whole)
+
+
+def test_answers_are_scored_both_ways_against_references(
+    config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A task's own file: the prompts are its questions, and every score can be computed again by hand."""
+    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    rows = [
+        {"question": f"What is {n} + 2?", "answer": f"{n} + 2 = <<{n}+2>>{n + 2}\n#### {n + 2}"}
+        for n in range(9)
+    ]
+    file = tmp_path / "gsm8k.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    config.evaluate = replace(
+        config.evaluate,
+        tasks=["gsm8k"],
+        task_files={"gsm8k": str(file)},
+        metrics=["exact_match"],
+        max_prompts=9,
+        sweep=[],
+    )
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert [source.questions for source in result.sources] == [9]
+    assert result.quality is not None and result.quality.identical == result.quality.compared == 9
+    overall = {row.metric: row for row in result.quality.rows if row.task == "all prompts"}
+    assert set(overall) >= {"solved", "exact_match"}
+    expected = {f"{n} + 2 = {n + 2}\nThe answer is {n + 2}" for n in range(9)}
+    assert {record.references[0] for record in result.records} == expected
+    for record in result.records:
+        (answer,) = record.speculative
+        assert answer.scores["exact_match"] == float(answer.text.split() == record.references[0].split())
+    plain = sum(record.plain[0].scores["solved"] for record in result.records) / 9
+    assert overall["solved"].plain.value == pytest.approx(plain)
+    assert "What the answers are worth" in (trained / "evaluation" / "report.html").read_text(
+        encoding="utf-8"
+    )
+    config.evaluate = replace(config.evaluate, metrics=["blue"], max_prompts=8)
+    with pytest.raises(UserError, match=r"evaluate\.metrics: 'blue'.*bleu"):
+        stage.run(config)

@@ -102,6 +102,7 @@ FSDP = {"ACCELERATE_USE_FSDP": "true"}
         (Parallel.deepspeed_zero1, SEVERAL, Parallel.deepspeed_zero1),
         (Parallel.single, {}, Parallel.single),
         (Parallel.single, {"WORLD_SIZE": "1"}, Parallel.single),
+        (Parallel.auto, {**SEVERAL, "SLURM_STEP_NUM_TASKS": "2"}, Parallel.ddp),
     ],
 )
 def test_the_kind_follows_the_recipe_and_the_launcher(
@@ -122,6 +123,7 @@ def test_the_kind_follows_the_recipe_and_the_launcher(
         (Parallel.auto, {**SEVERAL, **ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "0"}, "1, 2 or 3"),
         (Parallel.auto, {**SEVERAL, **ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "x.json"}, "leave it out"),
         (Parallel.auto, {**SEVERAL, "ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron"),
+        (Parallel.auto, {"SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks"),
     ],
 )
 def test_contradictions_are_refused(wanted: Parallel, environment: dict[str, str], told: str) -> None:
