@@ -50,9 +50,9 @@ from deepspec.drafts.walk import keyed_uniforms
 from deepspec.target.layout import Layout, additive_mask, chain
 from deepspec.target.state import State
 
-BLOCKS_AT_ONCE = (
-    256  # over all rows of a batch; beyond it, attention weights are computed again in the backward pass
-)
+# Blocks, over all rows of a batch, whose attention weights exist at a time; with more, they are computed again in
+# the backward pass.
+BLOCKS_AT_ONCE = 256
 
 
 class BlockConfig(PreTrainedConfig):
@@ -101,7 +101,9 @@ class BlockDraft(TrainableDraft):
     base_model_prefix = "draft"
     first_slot: ClassVar[int]  # the one that predicts t_{a+1}
     layers: Any  # nn.ModuleList of DecoderLayer
-    target_ids: Tensor | None
+    target_ids: (
+        Tensor | None
+    )  # [Vd] target id of each draft id, ascending; None = the target's own vocabulary
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -159,11 +161,6 @@ class BlockDraft(TrainableDraft):
     def loss_parts(self) -> tuple[str, ...]:
         return WITHOUT_CONFIDENCE if self.confidence_head is None else tuple(PARTS)
 
-    @property
-    def vocab(self) -> Tensor | None:
-        """[Vd] target id of each draft id, ascending; None = the target's own vocabulary."""
-        return self.target_ids
-
     # What depends on the token before a slot: nothing here but the confidence; DSpark adds more.
 
     @property
@@ -199,7 +196,7 @@ class BlockDraft(TrainableDraft):
         if self.training and self.config.anchors is not None and batch.seeds is not None:
             by_anchor &= drawn_anchors(by_anchor[..., 0], self.config.anchors, batch.seeds)[..., None]
         parts = batch.loss_parts or tuple(self.default_loss)
-        statistics = StepStatistics(batch, by_anchor, target, self.vocab, parts)
+        statistics = StepStatistics(batch, by_anchor, target, self.target_ids, parts)
         weighted = WeightedSteps(statistics, self.config.step_weights, math.exp(-1 / self.config.gamma))
         anchors = SupervisedRows(by_anchor[..., 0])
         hidden = self._all_blocks(batch, anchors)
@@ -224,24 +221,16 @@ class BlockDraft(TrainableDraft):
         )
         seen = documents[:, :, None] == batch.documents[:, None]
         seen &= batch.positions[:, None] < positions[:, :, None]
+        slots = self._slots(batch.context.target, tokens)
         width = max(1, BLOCKS_AT_ONCE // tokens.shape[0])
-        pieces = list(
-            zip(tokens.split(width, 1), positions.split(width, 1), seen.split(width, 1), strict=True)
-        )
-        embedded = [self._slots(batch.context.target, piece[0]) for piece in pieces]
+        pieces = list(zip(*(x.split(width, 1) for x in (slots, positions, seen)), strict=True))
         if len(pieces) == 1 or not torch.is_grad_enabled():
-            done = [
-                self._blocks(slots, at, kept, sees)
-                for slots, (_, at, sees) in zip(embedded, pieces, strict=True)
-            ]
+            done = [self._blocks(kept, *piece) for piece in pieces]
         else:
-            done = [
-                checkpoint(self._blocks, slots, at, kept, sees, use_reentrant=False)
-                for slots, (_, at, sees) in zip(embedded, pieces, strict=True)
-            ]
+            done = [checkpoint(self._blocks, kept, *piece, use_reentrant=False) for piece in pieces]
         return torch.cat(done, 1)
 
-    def _blocks(self, slots: Tensor, positions: Tensor, kept: list[KeysValues], seen: Tensor) -> Tensor:
+    def _blocks(self, kept: list[KeysValues], slots: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         """slots [B, n, S, H] of anchors at positions [B, n] → h [B, n, K, H].
 
         kept: each layer's keys and values of C, [B, kv_heads, T, d]. seen: [B, n, T] bool, the anchor's context.
@@ -269,7 +258,7 @@ class BlockDraft(TrainableDraft):
 
     def _logits(self, target: TargetModel, hidden: Tensor) -> Tensor:
         """h [n, H] → [n, Vd]."""
-        return target.head(hidden, self.vocab) if self.lm_head is None else self.lm_head(hidden)
+        return target.head(hidden, self.target_ids) if self.lm_head is None else self.lm_head(hidden)
 
     # ------------------------------------------------------------------ decoding
 
@@ -299,7 +288,7 @@ class BlockDraft(TrainableDraft):
             latent, confidence, memory = self.follow(target, here, previous, memory)
             return (mine if latent is None else mine + self.bias(latent)), confidence, memory
 
-        return propose_from_slots(control, pending, count, slot, self.vocab)
+        return propose_from_slots(control, pending, count, slot, self.target_ids)
 
     def update(self, state: BlockState, committed: Committed) -> None:
         state.waiting.append(committed)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepspec.drafts.options import Eagle3Options, PEagleOptions
+from deepspec.drafts.options import PEagleOptions
 from deepspec.drafts.peagle import kept_depths
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
