@@ -200,6 +200,12 @@ def _check_decode(decode: DecodeConfig) -> None:
             "`decode.tree` use decode.schedule=fixed and decode.utilization_threshold=null."
         )
     parents = decode.tree_parents
+    if decode.tree is Tree.static and not parents:
+        raise UserError(
+            "`decode.tree=static` needs its shape: give decode.tree_parents, for example [-1,-1,0]."
+        )
+    if "" in decode.stop:
+        raise UserError("`decode.stop` has an empty string, which would stop every answer at once.")
     if wrong := [node for node, parent in enumerate(parents) if not -1 <= parent < node]:
         raise UserError(
             f"`decode.tree_parents` gives node {wrong[0]} the parent {parents[wrong[0]]}. It must be -1 (the pending "
