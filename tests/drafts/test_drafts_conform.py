@@ -107,7 +107,7 @@ def test_a_packed_batch_is_the_sum_of_its_documents(variant: str) -> None:
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
-        *(("llama", variant) for variant in ONE_EACH),
+        *(("llama", variant) for variant in ONE_EACH if variant not in ("dflash", "medusa", "peagle")),
         ("qwen3", "mtp"),
         ("gemma3", "standalone"),
         ("deepseek_v3", "eagle"),
