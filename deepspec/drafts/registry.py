@@ -43,7 +43,8 @@ def draft_classes() -> dict[str, type[Any]]:
 
 def untrained_draft(options: Any) -> "Drafter | None":
     """The draft itself, where it has nothing to train; None for those that have."""
-    return _named(UNTRAINED[options.algorithm][1])(options) if options.algorithm in UNTRAINED else None
+    name = getattr(options, "algorithm", None)  # a configuration may have no draft yet
+    return _named(UNTRAINED[name][1])(options) if name in UNTRAINED else None
 
 
 def check_options(options: Any) -> None:
