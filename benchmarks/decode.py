@@ -21,6 +21,7 @@ from deepspec.config.app import entry
 from deepspec.config.schema import Config
 from deepspec.decoding import Engine, Request, Result
 from deepspec.decoding.batch import Batch
+from deepspec.decoding.engine import sampling_of
 from deepspec.decoding.scheduler import Schedule
 from deepspec.decoding.steps import draft_steps, verify_steps
 from deepspec.drafts.contract import Drafter, DynamicTree
@@ -34,7 +35,7 @@ from deepspec.evaluation.machine import describe_machine, load_average
 from deepspec.evaluation.measure import Decode, Plan, measure
 from deepspec.evaluation.prompts import Prompt, spread
 from deepspec.evaluation.result import StepTimes
-from deepspec.pair import find_draft, load_pair, sampling_of
+from deepspec.pair import find_draft, load_pair
 from deepspec.target import Target
 
 BATCHES = (1, 4, 16)

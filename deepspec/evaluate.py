@@ -5,6 +5,7 @@ if __name__ == "__main__":
 
     start("evaluate")  # before the imports below, which take seconds
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,12 +30,13 @@ from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.evaluation.fit import check_data, check_recipe
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
+from deepspec.evaluation.quality.metrics import metric_path
 from deepspec.evaluation.quality.score import check_metrics
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
 from deepspec.evaluation.run import Papers, Subject, evaluate
 from deepspec.evaluation.tasks import Item, read_tasks
 from deepspec.evaluation.tasks import Source as TaskSource
-from deepspec.evaluation.tasks.read import check_tasks, fingerprint_of_tasks
+from deepspec.evaluation.tasks.read import check_tasks
 from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
@@ -43,6 +45,19 @@ from deepspec.training.history import read as read_history
 
 WHICH = ("name", "path", "revision")  # settings of a target that say which one it is, not how it runs
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
+
+
+@dataclass
+class Source:
+    """Prompts as read before anything is loaded: ready ones of the data, or a user's conversations."""
+
+    name: str
+    path: Path
+    ready: list[Prompt]
+    conversations: list[Conversation]
+    tally: Tally
+    items: list[Item] = field(default_factory=list)
+    sets: list[TaskSource] = field(default_factory=list)
 
 
 def run(config: Config) -> Path:
@@ -63,7 +78,7 @@ def run(config: Config) -> Path:
         _check_inputs(config, out, manifest)
     source = read_source(config)
     path = out / folder / "result.json"
-    made_of = fingerprint(_made_of(config, manifest))
+    made_of = fingerprint(_made_of(config, manifest, source))
     done = _already_measured(path, made_of, _settings(config, manifest), config.overwrite)
     if done is not None and _is_the_same(config, done, None):
         return _finish_again(done, path)
@@ -125,7 +140,7 @@ def _finish(result: EvaluationResult, path: Path) -> Path:
     return report
 
 
-def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
+def _made_of(config: Config, manifest: dict[str, Any], source: Source) -> dict[str, Any]:
     """All that decides what is measured (not the machine, whose state no fingerprint knows).
 
     The target counts by what it is, which the draft's manifest knows, not by its name and place.
@@ -138,7 +153,8 @@ def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
         "target": _how(plain(config.target)),
         "decode": plain(config.decode),
         "evaluate": {key: value for key, value in plain(config.evaluate).items() if key != "prompts"},
-        "prompts": _made_of_prompts(config),
+        "prompts": _made_of_prompts(config, source),
+        "metrics": [_sha256(metric_path(name)) for name in config.evaluate.metrics],
         "system": config.data.system,
         **({"template": plain(config.data.template_args)} if config.data.template_args else {}),
     }
@@ -210,31 +226,21 @@ def _settings(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
     return plain(config) | made
 
 
-def _made_of_prompts(config: Config) -> Any:
-    """What decides the prompts: the file's content, or each set's revision."""
-    asked = config.evaluate
-    if asked.tasks:
-        return fingerprint_of_tasks(asked.tasks, asked.task_files, asked.hub)
+def _made_of_prompts(config: Config, source: Source) -> Any:
+    """What decides the prompts: each set's revision, or the file's content."""
+    if source.sets:
+        return [one.revision or str(one.error) for one in source.sets]
     return prompts_sha256(_prompts_file(config))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _prompts_file(config: Config) -> Path:
     if config.evaluate.prompts is not None:
         return Path(config.evaluate.prompts)
     return Path(config.out) / "data" / HELD_OUT_PROMPTS
-
-
-@dataclass
-class Source:
-    """Prompts as read before anything is loaded: ready ones of the data, or a user's conversations."""
-
-    name: str
-    path: Path
-    ready: list[Prompt]
-    conversations: list[Conversation]
-    tally: Tally
-    items: list[Item] = field(default_factory=list)
-    sets: list[TaskSource] = field(default_factory=list)
 
 
 def read_source(config: Config) -> Source:

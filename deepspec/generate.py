@@ -16,10 +16,11 @@ from deepspec.config.schema import Config
 from deepspec.data.conversation import BadRow
 from deepspec.data.template import ChatTemplate
 from deepspec.decoding import Engine, Request, Round
+from deepspec.decoding.engine import sampling_of
 from deepspec.errors import UserError
 from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.ties import prove_tie
-from deepspec.pair import find_draft, load_pair, sampling_of
+from deepspec.pair import find_draft, load_pair
 from deepspec.target import Target
 
 ACCEPTED, PLAIN = "\x1b[32m", "\x1b[0m"  # green, and the terminal's own

@@ -8,8 +8,7 @@ from torch import nn
 
 from deepspec.artifacts import fingerprint, plain, read_manifest
 from deepspec.config.app import command
-from deepspec.config.schema import Config, DecodeConfig
-from deepspec.decoding import Sampling
+from deepspec.config.schema import Config
 from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.drafts.registry import untrained_draft
 from deepspec.target import Target, load_target
@@ -66,11 +65,6 @@ def load_pair(config: Config, found: FoundDraft) -> Pair:
         module: nn.Module = draft
         module.to(target.device, target.dtype)
     return Pair(target, cast(Drafter, draft), warnings)
-
-
-def sampling_of(decode: DecodeConfig) -> Sampling:
-    """How `decode` draws tokens."""
-    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p, decode.repetition_penalty)
 
 
 def _untrained_manifest(config: Config, out: Path) -> dict[str, Any]:

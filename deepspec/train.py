@@ -42,7 +42,7 @@ from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import Processes, describe, new_accelerator, processes, with_accumulation
 from deepspec.training.loop import Run, Trained, train
-from deepspec.training.saved_draft import start_from
+from deepspec.training.saved_draft import start_from, weights_sha256
 from deepspec.training.trackers import new_tracker
 
 # Of the data's manifest, what is read here.
@@ -176,10 +176,17 @@ def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: A
         "data": data["fingerprint"],
         "target": without_name(target.identity()),
         "draft": plain(config.draft),
+        **_started_from(config),
         "train": {key: train_settings[key] for key in DECIDES},
         "precision": accelerator.mixed_precision,
         "effective_batch": rows_a_step,
     }
+
+
+def _started_from(config: Config) -> dict[str, str]:
+    """What the weights of `draft.init_from` are: another draft may lie in the same folder by now."""
+    folder = getattr(config.draft, "init_from", None)
+    return {} if folder is None else {"init_from": weights_sha256(Path(folder))}
 
 
 def _decoder(config: Config, target: Target, data: Path) -> Callable[[TrainableDraft], dict[str, Any]]:

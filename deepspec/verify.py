@@ -13,16 +13,17 @@ from torch import Tensor
 
 from deepspec.config.schema import Config, Rule
 from deepspec.decoding import Engine, Request, Sampling
-from deepspec.decoding.batch import Trial
+from deepspec.decoding.engine import sampling_of
 from deepspec.decoding.row import Row
 from deepspec.decoding.sampling import distributions
+from deepspec.decoding.trial import Trial
 from deepspec.errors import UserError
 from deepspec.evaluate import prompts_of, read_source
 from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.prompts import Prompt, spread
 from deepspec.evaluation.ties import prove_tie
 from deepspec.evaluation.verdicts import Recorded, Test, try_rule
-from deepspec.pair import Pair, find_draft, load_pair, sampling_of
+from deepspec.pair import Pair, find_draft, load_pair
 from deepspec.target import Target
 
 TIMES_ROUNDING = 10.0  # logits may differ by so many times what the library's own two ways differ by,

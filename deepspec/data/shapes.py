@@ -114,7 +114,10 @@ def _read(fields: dict[str, Any]) -> tuple[str, set[str], list[Message], Row | N
         return shape, {turns[0]}, messages, None
     asked = [name for name in ASKED if name in fields]
     if not asked:
-        raise BadRow("missing field", "`messages`, `prompt` or `question` is expected")
+        raise BadRow(
+            "missing field",
+            "`messages`, `prompt` or `question` is expected (other names: +data.columns={prompt: your_column})",
+        )
     _one_of(asked)
     name = asked[0]
     answers = [answer for answer in ANSWERS if answer in fields]

@@ -1,8 +1,8 @@
 """The requests being decoded now: prompts enter alone, rounds advance all rows, finished rows leave."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,70 +17,19 @@ from deepspec.decoding.row import Detokenise, Row
 from deepspec.decoding.sampling import distributions, draw, penalise, penalise_paths
 from deepspec.decoding.schedule import RoundPlan
 from deepspec.decoding.scheduler import Past, Scheduler
-from deepspec.decoding.trees import longest_path, size_of, topological
+from deepspec.decoding.trees import topological
+from deepspec.decoding.trial import How, Observe, Outcome, Trial
 from deepspec.drafts.contract import (
     Beginning,
     Committed,
     DraftContext,
     Drafter,
-    DynamicTree,
     Proposal,
     StaticTree,
 )
 from deepspec.errors import UserError
-from deepspec.target import Layout, State, Target, chain
+from deepspec.target import State, Target, chain
 from deepspec.target.layout import tree as tree_layout
-
-
-@dataclass(frozen=True)
-class How:
-    """How a round drafts and judges. k: drafted tokens of a chain. tree: None = a chain. See `Engine`."""
-
-    k: int = 5
-    rule: str = "auto"
-    tree: StaticTree | DynamicTree | None = None
-    sampled_children: bool = False
-
-    @property
-    def longest(self) -> int:
-        """Drafted tokens that a round may accept at most."""
-        return self.k if self.tree is None else longest_path(self.tree)
-
-    @property
-    def most(self) -> int:
-        """Drafted tokens that the target reads in a round at most."""
-        return self.k if self.tree is None else max(size_of(self.tree), self.longest)
-
-
-@dataclass
-class Trial:
-    """A proposal as the target reads it. tokens: [B, N+1], the pending ones first. shape: of trees. sound: [B],
-    the draft's parents were a tree."""
-
-    proposal: Proposal
-    tokens: Tensor
-    layout: Layout
-    shape: acceptance.Shape | None
-    sound: Tensor | None
-
-
-@dataclass
-class Outcome:
-    """A round's result on the host, a Python value a row. tokens: the accepted ones, then the target's own.
-    deepest: the longest path that was verified. path: [B, N+1] on the device, which of `Trial.tokens` stay in
-    the target's state (None: the first ones)."""
-
-    tokens: list[list[int]]
-    broken: list[bool]
-    deepest: list[int]
-    path: Tensor | None
-
-    @property
-    def counts(self) -> list[int]:
-        return [len(tokens) for tokens in self.tokens]
-
-
-Observe = Callable[["list[Row]", Trial, Tensor], None]
 
 
 class Batch:

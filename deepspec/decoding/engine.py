@@ -6,13 +6,14 @@ from typing import Any
 
 from deepspec.config.schema import DecodeConfig
 from deepspec.decoding.acceptance import RULES
-from deepspec.decoding.batch import Batch, How, Observe
+from deepspec.decoding.batch import Batch
 from deepspec.decoding.cost import cost_table
-from deepspec.decoding.request import Request, Result, Round
+from deepspec.decoding.request import Request, Result, Round, Sampling
 from deepspec.decoding.row import Detokenise, Row
 from deepspec.decoding.sampling import check_sampling
 from deepspec.decoding.scheduler import Schedule, Scheduler
 from deepspec.decoding.trees import check_tree
+from deepspec.decoding.trial import How, Observe
 from deepspec.decoding.utilization import utilization_of
 from deepspec.drafts.contract import Drafter, DynamicTree, StaticTree
 from deepspec.errors import UserError
@@ -201,6 +202,11 @@ class Engine:
         scheduler.costs = cost_table(
             self.target, self.draft, typical, k=self.how.k, max_rows=self.max_batch_size
         )
+
+
+def sampling_of(decode: DecodeConfig) -> Sampling:
+    """How `decode` draws tokens."""
+    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p, decode.repetition_penalty)
 
 
 def tree_of(decode: DecodeConfig) -> StaticTree | DynamicTree | None:

@@ -5,45 +5,25 @@ survival a_k = Π_{i≤k} c_i. R rows (requests), K drafted tokens a row.
 
 **Non-anticipation.** Whether position k of row r is verified may depend on the context, on the row's drafted
 tokens *before* k, on the other rows and on earlier rounds, never on the row's token k or a later one: a token
-that is verified only when it looks likely is committed too often. Every function here keeps to it, provided that
+that is verified only when it looks likely is committed too often. What stands here keeps to it, provided that
 c_k is computed before token k is drawn: each stops at the first position that does not pay and looks at no
 position behind it. (The best of all lengths after drawing, or a threshold on q(x_k), is not lossless.) Where
 nothing is random, greedy decoding or a deterministic draft, any rule may be used.
 """
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 
-def survival(confidence: Sequence[float]) -> list[float]:
-    """[K] confidences → [K] probabilities that the token and all before it are accepted."""
-    return list(itertools.accumulate(confidence, lambda before, c: before * c))
-
-
-def first_fall(confidence: Sequence[float], threshold: float, max_candidates: int | None = None) -> int:
-    """How many tokens to verify: all before the first confidence below `threshold`, `max_candidates` at most."""
-    limited = confidence if max_candidates is None else confidence[:max_candidates]
-    return next((k for k, c in enumerate(limited) if c < threshold), len(limited))
-
-
-def admit_levels(survivals: Sequence[Sequence[float]], seconds: Sequence[float]) -> int:
-    """The common number of drafted tokens N for an engine that pads its rows: one level of all rows at a time.
+class LevelAdmission:
+    """The common number of drafted tokens N for an engine that pads its rows, asked level by level: the answer to
+    each is known before the next token is drawn (DSpark's scheduler, Cheng et al. 2026, arXiv 2607.05147, in the
+    form for a padded engine).
 
     Level n is admitted while the expected tokens a second, (R + Σ_r Σ_{j≤n} a_rj) / seconds[n], strictly rise;
     the first that does not raise them ends the search. With one row this is the rule of a single stream.
 
-    survivals: R lists, a row that can take no more tokens has a shorter one. seconds: of a round that verifies
-    0, 1, …, K drafted tokens a row, draft included.
+    seconds: of a round that verifies 0, 1, …, K drafted tokens a row, draft included.
     """
-    admission = LevelAdmission(len(survivals), seconds)
-    for level in range(max(map(len, survivals), default=0)):
-        if not admission.admit(sum(row[level] for row in survivals if level < len(row))):
-            break
-    return admission.levels
-
-
-class LevelAdmission:
-    """`admit_levels`, asked level by level: the answer to each is known before the next token is drawn."""
 
     def __init__(self, rows: int, seconds: Sequence[float]) -> None:
         self.seconds = seconds
@@ -52,7 +32,7 @@ class LevelAdmission:
         self.open = rows > 0
 
     def admit(self, survivors: float) -> bool:
-        """survivors: Σ_r a_r of the next level. Once False, always False."""
+        """survivors: Σ_r a_r of the next level, over the rows that can still take a token. Once False, always False."""
         level = self.levels + 1
         best = self.tokens / self.seconds[self.levels]
         self.open = self.open and level < len(self.seconds)
@@ -100,28 +80,3 @@ class RoundPlan:
             if not any(self.go_on([row[level] for row in confidences])):
                 break
         return self.lengths
-
-
-def admit_tokens(survivals: Sequence[Sequence[float]], steps_per_second: Callable[[int], float]) -> list[int]:
-    """How many drafted tokens of each row to verify, for an engine that flattens its rows into one pass.
-
-    The hardware-aware scheduler of DSpark (Cheng et al. 2026, arXiv 2607.05147): from B = R tokens (the pending
-    ones) take single tokens by descending survival (ties: the smaller position, then the earlier row) while
-    (τ + a)·SPS(B + 1) rises, τ the tokens expected so far; the first that does not raise it ends the search.
-
-    survivals: R non-increasing lists. steps_per_second: SPS(B) of a forward over B tokens, non-increasing in B.
-    """
-    rows = len(survivals)
-    admitted = [0] * rows
-    if rows == 0:
-        return admitted
-    tokens, width = float(rows), rows
-    best = tokens * steps_per_second(width)
-    candidates = [(-a, level, row) for row, levels in enumerate(survivals) for level, a in enumerate(levels)]
-    for minus_a, level, row in sorted(candidates):
-        rate = (tokens - minus_a) * steps_per_second(width + 1)
-        if rate <= best:
-            break
-        tokens, width, best = tokens - minus_a, width + 1, rate
-        admitted[row] = level + 1
-    return admitted

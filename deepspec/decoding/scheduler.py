@@ -16,7 +16,7 @@ KINDS = ("fixed", "threshold", "hardware")
 @dataclass(frozen=True)
 class Schedule:
     """kind: "fixed" verifies what was drafted; "threshold" all before the first confidence below
-    `confidence_threshold`; "hardware" as many as raise the expected tokens a second (`schedule.admit_levels`).
+    `confidence_threshold`; "hardware" as many as raise the expected tokens a second (`schedule.LevelAdmission`).
     max_candidates: the most that the last two verify. fallback: plain rounds while speculation loses.
     utilization_threshold: while the device is busier than this (0..1), "threshold" whatever the kind.
     """

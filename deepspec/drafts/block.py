@@ -39,7 +39,7 @@ from deepspec.drafts.contract import (
     TrainableDraft,
 )
 from deepspec.drafts.eagle3 import default_layers
-from deepspec.drafts.layers import DecoderLayer, Rotary, draft_shape, repeat_heads
+from deepspec.drafts.layers import DecoderLayer, Rotary, draft_shape, head_rows, repeat_heads
 from deepspec.drafts.mask_token import MaskToken
 from deepspec.drafts.slots import propose_from_slots
 from deepspec.drafts.statistics import PARTS, WITHOUT_CONFIDENCE, StepStatistics
@@ -148,8 +148,7 @@ class BlockDraft(TrainableDraft):
             if target_ids is not None and draft.target_ids is not None:
                 draft.target_ids.copy_(target_ids)
             if draft.lm_head is not None:
-                rows = target.model.get_output_embeddings().weight.detach()
-                draft.lm_head.weight.copy_(rows if target_ids is None else rows[target_ids.to(rows.device)])
+                draft.lm_head.weight.copy_(head_rows(target, target_ids))
         return draft
 
     @classmethod

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from deepspec.drafts.contract import TargetModel
-from deepspec.drafts.layers import DecoderLayer
+from deepspec.drafts.layers import DecoderLayer, head_rows
 from deepspec.drafts.options import Eagle3Options
 from deepspec.drafts.recursive import RecursiveConfig, RecursiveDraft
 from deepspec.drafts.warm_start import warm_start
@@ -93,9 +93,8 @@ class Eagle3Draft(RecursiveDraft):
             head=options.head,
         )
         if draft.lm_head is not None:
-            rows = target.model.get_output_embeddings().weight.detach()
             with torch.no_grad():
-                draft.lm_head.weight.copy_(rows if target_ids is None else rows[target_ids.to(rows.device)])
+                draft.lm_head.weight.copy_(head_rows(target, target_ids))
         if options.start == "target":
             draft.config.started_from = warm_start(draft, target)
         return draft

@@ -142,6 +142,12 @@ class Rotary:
         return self.inner(like, positions)
 
 
+def head_rows(target: Any, target_ids: Tensor | None) -> Tensor:
+    """[Vd, H] the rows of the target's own head for a draft vocabulary; None = all of them."""
+    rows = target.model.get_output_embeddings().weight.detach()
+    return rows if target_ids is None else rows[target_ids.to(rows.device)]
+
+
 def draft_shape(target_config: Any) -> dict[str, Any]:
     """A draft layer's sizes from any target's configuration: heads, rope, norm and activation width.
 

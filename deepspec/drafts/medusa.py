@@ -29,6 +29,7 @@ from deepspec.drafts.contract import (
     TargetModel,
     TrainableDraft,
 )
+from deepspec.drafts.layers import head_rows
 from deepspec.drafts.options import MedusaOptions
 from deepspec.drafts.slots import propose_from_slots
 from deepspec.drafts.statistics import PARTS, WITHOUT_CONFIDENCE, StepStatistics
@@ -122,13 +123,13 @@ class MedusaDraft(TrainableDraft):
             confidence=options.confidence,
         )
         draft = cls(config)
-        rows = target.model.get_output_embeddings().weight.detach()
         with torch.no_grad():
             if target_ids is not None and draft.target_ids is not None:
                 draft.target_ids.copy_(target_ids)
-                rows = rows[target_ids.to(rows.device)]
-            for head in draft.heads if options.head == "trained" else ():
-                head.lm_head.weight.copy_(rows)
+            if options.head == "trained":
+                rows = head_rows(target, target_ids)
+                for head in draft.heads:
+                    head.lm_head.weight.copy_(rows)
         return draft
 
     @property

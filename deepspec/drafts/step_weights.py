@@ -19,17 +19,10 @@ from torch import Tensor
 from deepspec.drafts.contract import DraftLoss
 from deepspec.drafts.losses import SumAndWeight
 from deepspec.drafts.statistics import StepStatistics
-from deepspec.errors import UserError
 
-KINDS = ("decay", "survival", "dpace")
 SMOOTHING = 0.5
 
 OtherParts = dict[str, Callable[[Tensor | float], SumAndWeight]]
-
-
-def check_step_weights(kind: str) -> None:
-    if kind not in KINDS:
-        raise UserError(f"draft.step_weights is {kind!r}; it must be one of {', '.join(KINDS)}.")
 
 
 def survival(overlap: Tensor) -> Tensor:

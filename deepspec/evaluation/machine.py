@@ -17,7 +17,7 @@ from deepspec.target.hardware import cpu_name, device_name
 
 # CPU time, in cores, that something else may take: what a machine's own services need, on a small and a large one
 QUIET_CORES, QUIET_SHARE = 0.1, 0.01
-MAX_SPREAD = 0.25  # plain decoding costs much the same for every prompt; more than this is not the prompts
+MAX_SPREAD = 0.25  # of plain decoding's time per token over the prompts; more is worth a word
 
 
 def describe_machine(device: torch.device, load_before: Sequence[float]) -> Machine:
@@ -105,18 +105,19 @@ class NoiseMeter:
         return found
 
     def verdict(self, records: Sequence[PromptRecord]) -> Noise:
-        """Quiet or noisy, in words, from what else ran and the spread of plain decoding over the prompts."""
+        """Quiet or noisy, in words, by what else ran. How much plain decoding's time varies over the prompts is
+        said, and judged by nobody: prompts differ, and so does a machine's own speed from minute to minute."""
         ratio = round(self.thread / self.wall, 3) if self.wall else None
         cores = round(self.process / self.wall, 2) if self.wall else None
         spread = plain_spread(records)
         complaints = self.disturbances()
-        if spread is not None and spread > MAX_SPREAD:
-            complaints.append(f"plain decoding's time per token varies by {spread:.0%} between prompts")
         words = "Quiet: nothing else disturbed the measured decodings."
         if complaints:
             words = f"Noisy: {' and '.join(complaints)}. Measure again on an idle machine."
         elif ratio is None or spread is None:
             words = "Nothing suspicious, but too few decodings to tell."
+        if spread is not None and spread > MAX_SPREAD:
+            words += f" Plain decoding's time per token varied by {spread:.0%} between prompts."
         return Noise(ratio, cores, spread, bool(complaints), words, self.others, self.steal)
 
 

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from deepspec.config.schema import Config, DecodeConfig
 from deepspec.decoding import Engine
-from deepspec.decoding.engine import tree_of
-from deepspec.decoding.request import Request, Result, Sampling
+from deepspec.decoding.engine import sampling_of, tree_of
+from deepspec.decoding.request import Request, Result
 from deepspec.decoding.steps import draft_steps, verify_steps
 from deepspec.decoding.trees import longest_path, size_of
 from deepspec.drafts.contract import Drafter
@@ -41,13 +41,12 @@ from deepspec.evaluation.result import (
     SCHEMA_VERSION,
     Baseline,
     Conditions,
-    Decoding,
     EvaluationResult,
     PromptRecord,
     SweepPoint,
 )
 from deepspec.evaluation.statistics import null
-from deepspec.evaluation.summary import summarise, summarise_result
+from deepspec.evaluation.summary import seconds_a_token, summarise, summarise_result
 from deepspec.evaluation.tasks.item import Check, Source
 from deepspec.target import Target
 
@@ -104,7 +103,7 @@ class _Evaluation:
         self.plan = Plan(
             max_new_tokens=decode.max_new_tokens,
             eos=self.target.eos,
-            sampling=_sampling(decode),
+            sampling=sampling_of(decode),
             seed=decode.seed,
             repeats=settings.repeats,
             warmup=settings.warmup_prompts,
@@ -349,16 +348,6 @@ def _too_little_memory(target: Target, dtype: str) -> str | None:
     if needed <= free:
         return None
     return f"not timed: a copy in {dtype} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
-
-
-def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
-    """Decode seconds over the tokens they made, prefill's not among them."""
-    tokens = sum(len(d.tokens) - 1 for d in decodings)
-    return sum(d.decode_seconds for d in decodings) / tokens if tokens > 0 else None
-
-
-def _sampling(decode: DecodeConfig) -> Sampling:
-    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p, decode.repetition_penalty)
 
 
 def _rule(decode: DecodeConfig) -> str:

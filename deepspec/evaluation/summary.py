@@ -100,6 +100,12 @@ def _totals(records: Sequence[PromptRecord], of: Decodings, prefill: bool) -> tu
     return seconds, np.maximum(tokens, 0)
 
 
+def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
+    """Decode seconds over the tokens they made, prefill's not among them."""
+    tokens = sum(len(d.tokens) - 1 for d in decodings)
+    return sum(d.decode_seconds for d in decodings) / tokens if tokens > 0 else None
+
+
 def _speedup(boot: Bootstrap, records: Sequence[PromptRecord], against: Decodings, prefill: bool) -> Metric:
     """(plain seconds / plain tokens) / (speculative seconds / speculative tokens), totals over prompts."""
     columns = *_totals(records, against, prefill), *_totals(records, _speculative, prefill)

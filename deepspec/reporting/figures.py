@@ -14,6 +14,7 @@ from deepspec.evaluation.result import (
     Summary,
     SweepPoint,
 )
+from deepspec.evaluation.summary import seconds_a_token
 from deepspec.reporting.plots import Axis, Plot, padded, percent, plain_number, times
 from deepspec.reporting.words import interval
 
@@ -306,12 +307,6 @@ def prompt_speedup(record: PromptRecord) -> float | None:
         seconds_a_token(record.speculative),
     )
     return plain / speculative if plain is not None and speculative else None
-
-
-def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
-    """Decode seconds over the tokens they made, prefill's not among them."""
-    tokens = sum(len(d.tokens) - 1 for d in decodings)
-    return sum(d.decode_seconds for d in decodings) / tokens if tokens > 0 else None
 
 
 def _over_steps(points: Sequence[tuple[float, float]]) -> Plot:

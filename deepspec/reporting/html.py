@@ -17,8 +17,9 @@ from deepspec.evaluation.result import (
     PromptRecord,
     Speed,
 )
+from deepspec.evaluation.summary import seconds_a_token
 from deepspec.reporting import figures, words
-from deepspec.reporting.figures import Figure, seconds_a_token
+from deepspec.reporting.figures import Figure
 
 MARKS = {  # CSS class, sign, meaning
     "same": ("same", "=", "equal to plain decoding, token for token"),

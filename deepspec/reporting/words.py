@@ -141,6 +141,7 @@ def summary_lines(result: EvaluationResult) -> list[str]:
     speed = f"{interval(result.summary.speedup, unit='×')} against {conditions.fastest_plain}"
     return [
         *(f"warning   {warning}" for warning in result.warnings),
+        *([f"warning   {conditions.noise.words}"] if conditions.noise.noisy else []),
         f"τ         {tau_words(result)}, {result.summary.prompts} prompts",
         f"speedup   {speed}",
         f"equality  {equality_words(result.summary, conditions.temperature)}",

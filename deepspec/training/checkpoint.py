@@ -28,9 +28,10 @@ from transformers.utils import logging
 from deepspec.artifacts import MANIFEST, damage, differences, new_artifact, read_manifest, without_name
 from deepspec.errors import UserError
 from deepspec.training.averaging import Average
+from deepspec.training.saved_draft import WEIGHTS
 from deepspec.training.whole import restore_float32, restore_moments, whole_moments, whole_weights
 
-DRAFT, WEIGHTS = "draft", "model.safetensors"
+DRAFT = "draft"
 OPTIMISER, MEAN, RANDOM = "optimiser.safetensors", "mean.safetensors", "random.safetensors"
 NAME = re.compile(r"(?:step|best)-(\d+)")
 
@@ -127,7 +128,12 @@ class Checkpoints:
         random = gather_object([_random_state()])
         weights = whole_weights(draft, self.accelerator)
         moments = whole_moments(draft, optimiser, self.accelerator)
-        mean = whole_weights(draft, self.accelerator, average.mean) if average is not None else None
+        mean = None
+        if (
+            average is not None
+        ):  # under its own names alone: tied weights share theirs, which safetensors refuses
+            whole = whole_weights(draft, self.accelerator, average.mean)
+            mean = {name: whole[name] for name in average.mean if name in whole}
         if self.accelerator.is_main_process:
             scaler = self.accelerator.scaler
             manifest: dict[str, Any] = {

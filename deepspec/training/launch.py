@@ -127,6 +127,6 @@ def describe(accelerator: Accelerator, kind: Parallel, config: TrainConfig) -> l
         lines.append(
             "Started by accelerate launch with one process. If you asked for more: on a CPU it starts one "
             "only, without saying so. Use torchrun --nproc-per-node N -m deepspec.train, or "
-            "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N -m deepspec.train."
+            "accelerate launch --multi_gpu --num_processes N -m deepspec.train."
         )
     return lines

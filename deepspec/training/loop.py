@@ -30,7 +30,6 @@ from deepspec.training.health import count_not_finite, explained, memory_gib, ro
 from deepspec.training.held_out import HeldOut, evaluate_held_out
 from deepspec.training.history import History
 from deepspec.training.interrupt import Interrupt
-from deepspec.training.launch import with_accumulation
 from deepspec.training.memory import FeatureMemory, split_budget
 from deepspec.training.meters import Meter
 from deepspec.training.optimiser import (
@@ -68,9 +67,6 @@ class Run:
     temperature: float = 0.0
     decode: Callable[[TrainableDraft], dict[str, Any]] | None = None
     on_progress: Callable[[dict[str, Any]], None] | None = None
-
-    def __post_init__(self) -> None:
-        self.config = with_accumulation(self.config, self.accelerator.num_processes)
 
 
 @dataclass

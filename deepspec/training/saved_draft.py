@@ -90,8 +90,15 @@ def start_from(draft: TrainableDraft, folder: Path) -> None:
             "was trained on, or start without it."
         )
     draft.load_state_dict(given, strict=False)
-    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:16]
-    draft.config.init_from = {"folder": str(folder), "model_type": kind, "sha256": digest}
+    draft.config.init_from = {"folder": str(folder), "model_type": kind, "sha256": weights_sha256(folder)}
+
+
+def weights_sha256(folder: Path) -> str:
+    """Of a saved draft's weights, shortened; `UserError` where there are none."""
+    try:
+        return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise UserError(f"{folder} holds no draft ({error.strerror}: {WEIGHTS}).") from error
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

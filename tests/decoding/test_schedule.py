@@ -13,7 +13,7 @@ from torch import Tensor
 from deepspec.decoding.acceptance.chains import block_law, token_law
 from deepspec.decoding.estimate import Acceptance, DecayedMean
 from deepspec.decoding.fallback import Fallback
-from deepspec.decoding.schedule import admit_levels, admit_tokens, first_fall, survival
+from deepspec.decoding.schedule import RoundPlan
 from deepspec.drafts.contract import Proposal
 
 confidences = st.lists(st.floats(0, 1), min_size=0, max_size=6)
@@ -23,44 +23,42 @@ rising = st.lists(st.floats(0, 0.5), min_size=7, max_size=7).map(
 )
 
 
-def test_first_fall_by_hand() -> None:
-    assert first_fall([0.9, 0.8, 0.4, 0.9], 0.5) == 2  # what lies behind the fall does not count
-    assert first_fall([0.9, 0.8, 0.4, 0.9], 0.5, max_candidates=1) == 1
-    assert first_fall([0.5], 0.5) == 1
-    assert first_fall([], 0.5) == 0
+def lengths(
+    rows: list[list[float]],
+    threshold: float | None = None,
+    seconds: list[float] | None = None,
+    limit: int = 6,
+) -> list[int]:
+    """What a round verifies of rows whose confidences are all known; a row can take as many as it has."""
+    width = max(map(len, rows), default=0)
+    padded = [row + [1.0] * (width - len(row)) for row in rows]  # behind its room a row's confidence is none
+    return RoundPlan([len(row) for row in rows], limit, threshold, seconds).through(padded)
+
+
+def test_a_threshold_stops_at_the_first_fall() -> None:
+    assert lengths([[0.9, 0.8, 0.4, 0.9]], 0.5) == [2]  # what lies behind the fall does not count
+    assert lengths([[0.9, 0.8, 0.4, 0.9]], 0.5, limit=1) == [1]
+    assert lengths([[0.5]], 0.5) == [1]
+    assert lengths([[]], 0.5) == [0]
 
 
 def test_admission_of_one_stream_by_hand() -> None:
     # expected tokens 1, 1.9, 2.62, 2.98; a second: 1/1, 1.9/1.2 = 1.58, 2.62/1.4 = 1.87, 2.98/1.6 = 1.86
-    assert admit_levels([survival([0.9, 0.8, 0.5])], [1.0, 1.2, 1.4, 1.6]) == 2
+    assert lengths([[0.9, 0.8, 0.5]], seconds=[1.0, 1.2, 1.4, 1.6]) == [2]
     # speculation that does not pay at all
-    assert admit_levels([survival([0.3, 0.9, 0.9])], [1.0, 1.4, 1.5, 1.6]) == 0
-
-
-def test_flat_admission_by_hand() -> None:
-    """SPS(B) = 1/(1 + B/10): τ·SPS from R = 2 rises for .9 (2.231), .8 (2.643), .63 (2.887), .4 (2.956), not for .2."""
-    speed = lambda width: 1 / (1 + width / 10)  # noqa: E731
-    assert admit_tokens([[0.9, 0.63, 0.2], [0.8, 0.4]], speed) == [2, 2]
-    assert admit_tokens([], speed) == []
+    assert lengths([[0.3, 0.9, 0.9]], seconds=[1.0, 1.4, 1.5, 1.6]) == [0]
 
 
 @given(batches, rising)
-def test_flat_admission_stops_at_the_first_fall_of_the_greedy_order(
+def test_admission_is_the_plain_search_for_the_last_level_that_pays(
     batch: list[list[float]], seconds: list[float]
 ) -> None:
-    """Against a plain simulation that picks the best remaining head of a row at each step."""
-    survivals = [survival(row) for row in batch]
-    speed = lambda width: 1 / (1 + width * (seconds[0] - 0.9))  # noqa: E731
-    taken, tokens, width = [0] * len(batch), float(len(batch)), len(batch)
-    while True:
-        heads = [(row[taken[r]], -taken[r], -r) for r, row in enumerate(survivals) if taken[r] < len(row)]
-        if not heads:
-            break
-        a, _, minus_r = max(heads)
-        if not (tokens + a) * speed(width + 1) > tokens * speed(width):
-            break
-        taken[-minus_r], tokens, width = taken[-minus_r] + 1, tokens + a, width + 1
-    assert admit_tokens(survivals, speed) == taken
+    rate = [len(batch) / seconds[0]]
+    for n in range(1, 7):
+        kept = sum(math.prod(row[:j]) for row in batch for j in range(1, n + 1) if j <= len(row))
+        rate.append((len(batch) + kept) / seconds[n])
+    common = next((n for n in range(6) if not rate[n + 1] > rate[n]), 6)
+    assert lengths(batch, seconds=seconds) == [min(common, len(row)) for row in batch]
 
 
 @given(batches, rising, st.data())
@@ -72,14 +70,8 @@ def test_no_decision_about_a_position_changes_with_what_lies_behind_it(
     k = data.draw(st.integers(0, len(batch[row])))
     other = [list(r) for r in batch]
     other[row] = other[row][:k] + data.draw(confidences)[: 6 - k]
-    speed = lambda width: 1 / seconds[min(width, 6)]  # noqa: E731
-    schedules: list[Callable[[list[list[float]]], list[int]]] = [
-        lambda rows: [first_fall(r, 0.5) for r in rows],
-        lambda rows: admit_tokens([survival(r) for r in rows], speed),
-        lambda rows: [min(admit_levels([survival(r) for r in rows], seconds), len(r)) for r in rows],
-    ]
-    for schedule in schedules:
-        before, after = schedule(batch)[row], schedule(other)[row]
+    for given_ in ({"threshold": 0.5}, {"seconds": seconds}, {"threshold": 0.5, "seconds": seconds}):
+        before, after = lengths(batch, **given_)[row], lengths(other, **given_)[row]
         assert min(before, k) == min(after, k)
 
 
@@ -144,10 +136,10 @@ def legal_cuts(q: Table, seed: int) -> dict[str, Callable[[tuple[int, ...]], int
 
     top = {text: float(row.max()) for text, row in q.items()}
     return {
-        "threshold": lambda x: first_fall(of(x, noise), 0.5),
-        "threshold on max q": lambda x: first_fall(of(x, top), 0.7),
-        "levels": lambda x: admit_levels([survival(of(x, noise))], [1.0, 1.3, 1.6]),
-        "tokens": lambda x: admit_tokens([survival(of(x, noise)), [0.8, 0.3]], lambda b: 1 / (1 + b / 3))[0],
+        "threshold": lambda x: lengths([of(x, noise)], 0.5)[0],
+        "threshold on max q": lambda x: lengths([of(x, top)], 0.7)[0],
+        "levels": lambda x: lengths([of(x, noise)], seconds=[1.0, 1.3, 1.6])[0],
+        "levels, a row beside it": lambda x: lengths([of(x, noise), [0.8, 0.3]], seconds=[1.0, 1.3, 1.6])[0],
     }
 
 
@@ -166,7 +158,8 @@ def test_schedules_that_look_at_the_drawn_token_do_not() -> None:
     by_probability = lambda x: next((k for k in range(K) if q[x[:k]][x[k]] < 0.5), K)  # noqa: E731
 
     def best_after_drawing(x: tuple[int, ...]) -> int:
-        a = survival([float(q[x[: k + 1]].max()) for k in range(K)])  # c_k from x_k itself
+        c = [float(q[x[: k + 1]].max()) for k in range(K)]  # c_k from x_k itself
+        a = list(itertools.accumulate(c, float.__mul__))
         return max(range(K + 1), key=lambda n: (1 + sum(a[:n])) / (1 + 0.8 * n))
 
     for cut in (by_probability, best_after_drawing):

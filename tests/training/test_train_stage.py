@@ -168,7 +168,7 @@ def test_accelerate_launch_with_our_file_trains_with_two_processes(config: Confi
     done = subprocess.run(
         [sys.executable, *launch, "--main_process_port", "0", "-m", "deepspec.train", *overrides],
         cwd=root,
-        env={**environment(root), "ACCELERATE_USE_CPU": "true"},
+        env=environment(root),
         capture_output=True,
         text=True,
         timeout=240,

@@ -56,12 +56,6 @@ def check_tasks(names: Sequence[str], files: Mapping[str, str]) -> None:
             raise UserError(f"evaluate.task_files.{name}: the file {file} does not exist.")
 
 
-def fingerprint_of_tasks(names: Sequence[str], files: Mapping[str, str], hub: bool) -> list[str]:
-    """What decides the questions of each set: a revision, or why there is none."""
-    _, sources = read_tasks(names, files, hub)
-    return [source.revision or str(source.error) for source in sources]
-
-
 def _read(name: str, files: Mapping[str, str], hub: bool) -> tuple[list[Item], Source]:
     kind = KINDS.get(name)
     if kind is None:
