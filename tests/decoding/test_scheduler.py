@@ -1,11 +1,13 @@
 """Schedules inside the engine: the text stays the target's, and no more is drafted or verified than decided."""
 
+import math
+
 import pytest
 import torch
 
 from deepspec.decoding import Engine, Request, Sampling
 from deepspec.decoding.cost import CostTable, Curve
-from deepspec.decoding.schedule import RoundPlan, admit_levels, first_fall, survival
+from deepspec.decoding.schedule import RoundPlan
 from deepspec.decoding.scheduler import Schedule, Scheduler
 from deepspec.drafts.chained import ChainedTokens
 from deepspec.drafts.contract import Proposal, StaticTree
@@ -112,11 +114,12 @@ def test_what_is_verified_is_what_the_pure_function_says(texts, answers, schedul
     at = 1
     for r in result.rounds[:-4]:  # the last ones are shortened by the answer's end
         sure = [float(draft.confidence([(0, at)], step)) for step in range(4)]
-        said = (
-            first_fall(sure, 0.5)
-            if schedule is THRESHOLD
-            else admit_levels([survival(sure)], costs().round_seconds(1, 4))
-        )
+        if schedule is THRESHOLD:
+            said = next((k for k, c in enumerate(sure) if c < 0.5), 4)
+        else:
+            seconds = costs().round_seconds(1, 4)
+            rate = [sum(math.prod(sure[:k]) for k in range(n + 1)) / seconds[n] for n in range(5)]
+            said = next((n for n in range(4) if not rate[n + 1] > rate[n]), 4)
         assert r.scheduled == said
         assert r.drafted == (said if asks else 4)  # asked before each draw, nothing is drafted in vain
         at += r.committed
