@@ -42,6 +42,7 @@ class Round:
     draft_seconds: float
     verify_seconds: float
     rest_seconds: float
+    confidence: list[float] = field(default_factory=list)
 
 
 @dataclass

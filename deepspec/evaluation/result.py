@@ -12,20 +12,13 @@ from typing import Any
 
 from deepspec.decoding.request import Round
 from deepspec.errors import UserError
+from deepspec.evaluation.findings import Calibration, Detail, Quality, Resources
+from deepspec.evaluation.metric import Metric
+from deepspec.evaluation.tasks.item import Source
 from deepspec.evaluation.typed_json import build, write_compact
 
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number with its 95% interval, or an explicit null with the reason."""
-
-    value: float | None
-    low: float | None  # end of the bootstrap interval over prompts, widened for few (`statistics`)
-    high: float | None
-    prompts: int  # how many prompts contribute
-    reason: str | None = None  # why the value, or the interval, is null
+SCHEMA_VERSION = 2
+OLDEST = 1  # that `load_result` still reads: its summaries are computed again from its records
 
 
 @dataclass
@@ -46,6 +39,10 @@ class Decoding:
     verify_seconds: float | None = None
     rest_seconds: float | None = None
     rounds: list[Round] = field(default_factory=list)
+    outside: list[int] | None = (
+        None  # answer tokens (0-based) outside a reduced draft vocabulary; null: not known
+    )
+    scores: dict[str, float] = field(default_factory=dict)  # of this answer: metrics, solved, repetition
 
 
 @dataclass(frozen=True)
@@ -79,6 +76,8 @@ class PromptRecord:
     fastest: list[Decoding]  # by the fastest plain decoding; empty where that is `plain`
     equal: bool | None  # every speculative answer is plain's, token for token; null when sampled
     tie: Tie | None  # the first difference, where there is one
+    turn: int = 1  # of a conversation whose earlier answers are plain decoding's
+    references: list[str] = field(default_factory=list)  # texts that answers are compared with
 
 
 @dataclass
@@ -181,10 +180,11 @@ class Acceptance:
 
 @dataclass
 class Latency:
-    """Seconds over prompts (mean of a prompt's repeats), at the median, 90th and 99th percentile."""
+    """Seconds over prompts (mean of a prompt's repeats), at the median, 90th, 95th and 99th percentile."""
 
     p50: Metric
     p90: Metric
+    p95: Metric
     p99: Metric
 
 
@@ -196,6 +196,7 @@ class Speed:
     tokens_per_second_end_to_end: Metric  # prefill included
     ttft: Latency
     tpot: Latency  # decode seconds a token after the first
+    end_to_end: Latency  # of the whole answer
     draft_seconds: Metric  # per decoded token
     verify_seconds: Metric  # per decoded token: the target's forward
     rest_seconds: Metric  # per decoded token: everything else
@@ -256,6 +257,11 @@ class EvaluationResult:
     warnings: list[str]
     training: list[dict[str, Any]]  # the training's history (thinned), for the curves
     records: list[PromptRecord]
+    sources: list[Source] = field(default_factory=list)  # of the prompts, where sets were asked for by name
+    detail: Detail | None = None
+    quality: Quality | None = None
+    resources: Resources | None = None
+    calibration: Calibration | None = None
 
 
 def save_result(result: EvaluationResult, path: Path) -> None:
@@ -275,12 +281,16 @@ def load_result(path: Path) -> EvaluationResult:
     if not isinstance(content, dict) or "schema_version" not in content:
         raise UserError(f"{path} is not a result file of deepspec.evaluate: it has no `schema_version`.")
     version = content["schema_version"]
-    if version != SCHEMA_VERSION:
+    if version not in range(OLDEST, SCHEMA_VERSION + 1):
         raise UserError(
-            f"{path} has schema version {version!r}, this deepspec reads version {SCHEMA_VERSION}: "
+            f"{path} has schema version {version!r}, this deepspec reads versions {OLDEST} to {SCHEMA_VERSION}: "
             "read it with the deepspec that wrote it, or evaluate again."
         )
     try:
+        if version < SCHEMA_VERSION:
+            from deepspec.evaluation.migrate import from_version_1
+
+            return from_version_1(content)
         return build(EvaluationResult, content)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; evaluate again.") from error

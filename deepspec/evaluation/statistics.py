@@ -48,11 +48,12 @@ class Bootstrap:
         where: Column | None = None,
         reason: str = NOTHING,
         highest: float = math.inf,
+        lowest: float = 0.0,
     ) -> Metric:
         """A formula of totals over prompts, e.g. `lambda tokens, rounds: tokens / rounds`.
 
         columns: [n] a prompt's sums, each. where: [n], nonzero where a prompt contributes (default: the last
-        column, which is usually the denominator). highest: the largest value there can be.
+        column, which is usually the denominator). highest, lowest: the ends of what there can be.
         """
         used = int(np.count_nonzero(columns[-1] if where is None else where))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -60,7 +61,7 @@ class Bootstrap:
             if used == 0 or not np.isfinite(value):
                 return null(reason)
             samples = np.asarray(formula(*(self.counts @ column for column in columns)), dtype=np.float64)
-        return self._metric(value, samples, used, highest)
+        return self._metric(value, samples, used, highest, lowest)
 
     def percentile(self, values: Column, q: float, least: int = 1) -> Metric:
         """The q-th percentile (linear interpolation) of one value a prompt, NaN = that prompt has none.
@@ -79,12 +80,17 @@ class Bootstrap:
         return self._metric(float(np.percentile(kept, q)), samples, used)
 
     def latency(self, values: Column) -> Latency:
-        """Median, 90th and 99th percentile; a tail is null where the prompts are too few to have one."""
+        """Median, 90th, 95th and 99th percentile; a tail is null where the prompts are too few to have one."""
         return Latency(
-            self.percentile(values, 50), self.percentile(values, 90, 10), self.percentile(values, 99, 100)
+            self.percentile(values, 50),
+            self.percentile(values, 90, 10),
+            self.percentile(values, 95, 20),
+            self.percentile(values, 99, 100),
         )
 
-    def _metric(self, value: float, samples: Column, used: int, highest: float = math.inf) -> Metric:
+    def _metric(
+        self, value: float, samples: Column, used: int, highest: float = math.inf, lowest: float = 0.0
+    ) -> Metric:
         finite = samples[np.isfinite(samples)]
         if used < MIN_PROMPTS:
             return Metric(value, None, None, used, FEW_PROMPTS)
@@ -94,7 +100,7 @@ class Bootstrap:
         factor = stretch(used)
         return Metric(
             value,
-            max(value - (value - low) * factor, 0.0),
+            max(value - (value - low) * factor, lowest),
             min(value + (high - value) * factor, highest),
             used,
         )

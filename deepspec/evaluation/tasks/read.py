@@ -70,12 +70,12 @@ def _read(name: str, files: Mapping[str, str], hub: bool) -> tuple[list[Item], S
         path = Path(files[name])
         return _items(kind, rows_of(path), Source(name, str(path), _sha256(path), 0, kind.note))
     for package in kind.packages:
-        path = find_in_package(package)
-        if path is not None:
+        found = find_in_package(package)
+        if found is not None:
             version = metadata.version(package.distribution)
             note = "; ".join(part for part in (package.note, kind.note) if part)
             place = f"package {package.distribution} {version}, {package.module}/{package.path}"
-            return _items(kind, rows_of(path), Source(name, place, _sha256(path), 0, note))
+            return _items(kind, rows_of(found), Source(name, place, _sha256(found), 0, note))
     if hub and kind.hub is not None:
         rows, revision = _from_hub(kind.hub)
         return _items(kind, rows, Source(name, f"Hub {kind.hub.repository}", revision, 0, kind.note))
@@ -127,12 +127,14 @@ def _parse(text: str, path: Path, line: int) -> object:
 
 
 def _objects(lists: Iterable[object], path: Path) -> list[Row]:
-    rows = [row for many in lists for row in (many if isinstance(many, list) else [many])]
-    wrong = next((number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)), None)
-    if wrong is not None:
-        raise Unreachable(
-            f"{path}, row {wrong}: an object is expected, not {type(rows[wrong - 1]).__name__}."
-        )
+    rows: list[Row] = []
+    for many in lists:
+        for row in many if isinstance(many, list) else [many]:
+            if not isinstance(row, dict):
+                raise Unreachable(
+                    f"{path}, row {len(rows) + 1}: an object is expected, not {type(row).__name__}."
+                )
+            rows.append(row)
     return rows
 
 
