@@ -72,6 +72,30 @@ def test_a_damaged_or_other_file_is_refused_by_place(file: Path, edit: Any, word
     assert words in str(caught.value)
 
 
+def test_a_file_of_version_1_is_migrated_by_computing_again(file: Path) -> None:
+    expected = load_result(file)
+
+    def age(content: Any) -> None:
+        content["schema_version"] = 1
+        for summary in (content["summary"], *content["categories"].values()):
+            for way in ("plain", "speculative", "fastest"):
+                del summary[way]["end_to_end"], summary[way]["ttft"]["p95"], summary[way]["tpot"]["p95"]
+        for key in ("sources", "detail", "quality", "resources", "calibration"):
+            del content[key]
+        for record in content["records"]:
+            del record["turn"], record["references"]
+            for decoding in (*record["plain"], *record["speculative"], *record["fastest"]):
+                del decoding["outside"], decoding["scores"]
+                for one in decoding["rounds"]:
+                    del one["confidence"]
+
+    change(file, age)
+    assert load_result(file) == expected
+    change(file, lambda content: content.pop("summary"))
+    with pytest.raises(UserError, match="summary is missing"):
+        load_result(file)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"\xff\xfe\x00", b'"text"'])
 def test_what_is_no_result_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "result.json"
