@@ -40,7 +40,6 @@ INSTRUCTIONS = {
 HUB = "huggingface.co"
 HUB_SECONDS = 5.0
 NOISE_SECONDS = 1.0
-BUSY = 0.85  # below this share of a quiet machine's CPU time, measured speeds mean little
 GIB = 2**30
 NEEDED_DISK = 2 * GIB  # the built-in target, its wheel and one run
 NEEDED_MEMORY = 4 * GIB
@@ -158,23 +157,26 @@ def hub() -> list[Finding]:
 
 
 def noise() -> list[Finding]:
-    """CPU seconds over wall seconds and threads in a two-thread matmul loop: 1 on a quiet machine."""
+    """What else the machine does during a second of a two-thread matmul loop."""
     import torch
 
+    from deepspec.evaluation.machine import NoiseMeter
+
     usable = torch.get_num_threads()
-    threads = min(2, usable)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(min(2, usable))
     left, right = torch.rand(512, 512), torch.rand(512, 512)
     left @ right
-    wall, cpu = time.perf_counter(), time.process_time()
-    while time.perf_counter() - wall < NOISE_SECONDS:
-        left @ right
-    share = (time.process_time() - cpu) / (time.perf_counter() - wall) / threads
+    meter = NoiseMeter()
+    with meter():
+        end = time.perf_counter() + NOISE_SECONDS
+        while time.perf_counter() < end:
+            left @ right
     torch.set_num_threads(usable)
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    found = f"{share:.0%} of {threads} threads' time was ours{load}"
-    do = "Something else is running; do not trust speeds measured now." if share < BUSY else ""
-    return [Finding(WARNING if share < BUSY else OK, "noise", found, do)]
+    found = f"others kept {meter.others} of {os.cpu_count()} cores at work{load}"
+    disturbances = meter.disturbances()
+    do = f"{' and '.join(disturbances)}: do not trust speeds measured now." if disturbances else ""
+    return [Finding(WARNING if disturbances else OK, "noise", found, do)]
 
 
 def number_formats() -> list[Finding]:

@@ -1,69 +1,91 @@
 """`python -m deepspec.evaluate +recipe=X`: how much faster is decoding with the draft, for certain?"""
 
-from dataclasses import asdict, dataclass, replace
-from enum import Enum
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("evaluate")  # before the imports below, which take seconds
+
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
-
-from deepspec.artifacts import fingerprint, read_manifest
-from deepspec.config.app import command, entry
+from deepspec.artifacts import (
+    check_whole,
+    differences,
+    fingerprint,
+    plain,
+    read_manifest,
+    refuse_to_replace,
+    without_name,
+)
+from deepspec.config.app import command
+from deepspec.config.ranges import check
 from deepspec.config.schema import Config, Dtype, OnError
 from deepspec.data.conversation import BadRow, Conversation, Tally
 from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
 from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.registry import load_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_data, check_fit, check_recipe, same_dtype
+from deepspec.evaluation.fit import check_data, check_recipe
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
+from deepspec.evaluation.quality.score import check_metrics
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
-from deepspec.evaluation.run import Papers, Subject, check_settings, evaluate
+from deepspec.evaluation.run import Papers, Subject, evaluate
+from deepspec.evaluation.tasks import Item, read_tasks
+from deepspec.evaluation.tasks import Source as TaskSource
+from deepspec.evaluation.tasks.read import check_tasks, fingerprint_of_tasks
+from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import Target, load_target
 from deepspec.training.history import read as read_history
 
+WHICH = ("name", "path", "revision")  # settings of a target that say which one it is, not how it runs
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 
 
 def run(config: Config) -> Path:
     """Measure the draft in `config.out`/draft; writes evaluation/result.json and report.html beside it.
 
-    Returns the report's path. What was measured with the same draft and settings is not measured again.
-    UserError (after writing) when a greedy output differs from plain decoding and rounding is not the reason.
+    A draft with nothing to train is measured as it is, into a folder named after it. Returns the report's path.
+    What was measured with the same draft and settings is not measured again.
+    UserError where a result of other settings is in the way, unless `config.overwrite`, and (after writing)
+    when a greedy output differs from plain decoding and rounding is not the reason.
     """
-    check_settings(config)
-    if config.evaluate.prompts is not None and not Path(config.evaluate.prompts).is_file():
-        raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
+    check(config)
+    check_prompts(config)
     out = Path(config.out)
-    manifest = _draft_manifest(config, out)
-    _check_inputs(config, out, manifest)
-    path = out / "evaluation" / "result.json"
+    found = find_draft(config)
+    manifest = found.manifest
+    folder = "evaluation" if found.ready is None else f"evaluation_{config.draft.algorithm}"
+    if found.ready is None:
+        _check_inputs(config, out, manifest)
+    source = read_source(config)
+    path = out / folder / "result.json"
     made_of = fingerprint(_made_of(config, manifest))
-    if (done := _already_measured(path, made_of)) is not None:
-        print(f"Measured already ({done.created}); to measure again, remove {path}.", flush=True)
-        return _finish(done, path)
-    source = _read_prompts(config)
-    draft = load_draft(out / "draft")
-    made_for = manifest.get("target") or {}
-    target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
-    allow = config.target.allow_other_target
-    warnings = check_fit(made_for, target.identity(), allow, f"The draft in {out / 'draft'}")
-    module: nn.Module = draft
-    module.to(target.device, target.dtype)
-    prompts, excluded = _prompts(source, config, target)
+    done = _already_measured(path, made_of, _settings(config, manifest), config.overwrite)
+    if done is not None and _is_the_same(config, done, None):
+        return _finish_again(done, path)
+    pair = load_pair(config, found)
+    target, draft = pair.target, pair.draft
+    if done is not None:  # the target's name or place is another than then
+        if _is_the_same(config, done, target):
+            return _finish_again(done, path)
+        if not config.overwrite:
+            raise refuse_to_replace(path, differences(done.target, target.identity()))
+    prompts, excluded = prompts_of(source, config, target)
     papers = Papers(
         command=command("evaluate"),
         fingerprint=made_of,
         settings=_settings(config, manifest),
-        draft=_describe(draft, manifest),
-        training=_history(out / "history.jsonl"),
+        draft=_describe(config, draft, manifest),
+        training=_history(out / "history.jsonl") if found.ready is None else [],
         prompt_source=source.name,
         excluded=excluded,
-        warnings=warnings,
+        warnings=[*pair.warnings, *_task_warnings(source)],
+        sources=source.sets,
+        checks={item.id: item.check for item in source.items if item.check is not None},
     )
     subject = Subject(
         target, cast(Drafter, draft), lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype)))
@@ -73,8 +95,25 @@ def run(config: Config) -> Path:
     return _finish(result, path)
 
 
+def check_prompts(config: Config) -> None:
+    """`UserError` for prompts or metrics of one's own that cannot be read; needs no data or draft."""
+    check_metrics(config.evaluate.metrics)
+    check_tasks(config.evaluate.tasks, config.evaluate.task_files)
+    if config.evaluate.tasks and config.evaluate.prompts is not None:
+        raise UserError("evaluate.tasks and evaluate.prompts are both set: choose one of them.")
+    if config.evaluate.prompts is not None:
+        if not Path(config.evaluate.prompts).is_file():
+            raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
+        read_source(config)
+
+
+def _finish_again(result: EvaluationResult, path: Path) -> Path:
+    print(f"Measured already ({result.created}); to measure again, remove {path}.", flush=True)
+    return _finish(result, path)
+
+
 def _finish(result: EvaluationResult, path: Path) -> Path:
-    """Write the report, print the three lines, and stop with an error if decoding was not lossless."""
+    """Write the report, print warnings and the three lines, and stop if decoding was not lossless."""
     report = write_report(result, path.with_name("report.html"))
     print("\n".join([*summary_lines(result), f"report    {report}"]), flush=True)
     unproven = result.summary.equality.unproven
@@ -87,52 +126,96 @@ def _finish(result: EvaluationResult, path: Path) -> Path:
 
 
 def _made_of(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
-    """All that decides what is measured (not the machine, whose state no fingerprint knows)."""
+    """All that decides what is measured (not the machine, whose state no fingerprint knows).
+
+    The target counts by what it is, which the draft's manifest knows, not by its name and place.
+    """
     return {
-        "draft": {key: manifest.get(key) for key in ("fingerprint", "target", "recipe")},
-        "target": _plain(asdict(config.target)),
-        "decode": _plain(asdict(config.decode)),
-        "evaluate": _plain(asdict(config.evaluate)),
-        "prompts": prompts_sha256(_prompts_file(config)),
+        "draft": {
+            "fingerprint": manifest["fingerprint"],
+            "target": without_name(manifest.get("target") or {}),
+        },
+        "target": _how(plain(config.target)),
+        "decode": plain(config.decode),
+        "evaluate": {key: value for key, value in plain(config.evaluate).items() if key != "prompts"},
+        "prompts": _made_of_prompts(config),
         "system": config.data.system,
+        **({"template": plain(config.data.template_args)} if config.data.template_args else {}),
     }
 
 
-def _already_measured(path: Path, made_of: str) -> EvaluationResult | None:
-    """The result at `path` if it is whole and of the same draft, prompts and settings."""
-    if not path.is_file():
+def _how(target: dict[str, Any]) -> dict[str, Any]:
+    """`target` settings without those that say which one it is."""
+    return {key: value for key, value in target.items() if key not in WHICH}
+
+
+def _is_the_same(config: Config, result: EvaluationResult, target: Target | None) -> bool:
+    """Whether a result is of the configured target: of the same place, or, once it is loaded, the same one."""
+    if target is not None:
+        return without_name(result.target) == without_name(target.identity())
+    before, now = result.settings.get("target") or {}, plain(config.target)
+    return all(before.get(key) == now[key] for key in WHICH if key != "name")
+
+
+def _already_measured(
+    path: Path, made_of: str, settings: dict[str, Any], overwrite: bool
+) -> EvaluationResult | None:
+    """The result at `path` if it is of the same draft, prompts and settings; None if it must be measured.
+
+    `UserError` where another result, or one that cannot be read, would have to be replaced for that.
+    """
+    if not path.exists():
         return None
     try:
         result = load_result(path)
-    except UserError:
-        return None  # an older schema or a damaged file: it is measured anew
-    return result if result.fingerprint == made_of else None
+    except UserError as error:
+        if overwrite:
+            return None
+        raise UserError(f"{error} To have it replaced: overwrite=true, or remove {path}.") from error
+    if result.fingerprint == made_of:
+        return result
+    if overwrite:
+        return None
+    difference = differences(_decisive(result.settings), _decisive(settings))
+    raise refuse_to_replace(path, difference or "another draft or other prompts")
 
 
-def _draft_manifest(config: Config, out: Path) -> dict[str, Any]:
-    """The trained draft's manifest; trains first where that was asked for."""
-    if config.auto_prepare and not (out / "draft" / "manifest.json").is_file():
-        from deepspec.train import run as train
-
-        train(config)
-    return read_manifest(out / "draft", command("train"))
+def _decisive(settings: dict[str, Any]) -> dict[str, Any]:
+    """The part of a result's settings that it depends on; K is what the sweep chose."""
+    found = {key: settings.get(key) or {} for key in ("target", "draft", "train", "decode", "evaluate")}
+    found["target"] = _how(found["target"])
+    if found["evaluate"].get("sweep"):
+        found["decode"] = {key: value for key, value in found["decode"].items() if key != "k"}
+    return found
 
 
 def _check_inputs(config: Config, out: Path, manifest: dict[str, Any]) -> None:
     """UserError where the draft, the settings and (if their prompts are used) the data are not of one make."""
     what, again = f"The draft in {out / 'draft'}", command("train")
-    given = {"draft": _plain(asdict(config.draft)), "train": _plain(asdict(config.train))}
+    given = {"draft": plain(config.draft), "train": plain(config.train)}
     check_recipe(manifest.get("recipe") or {}, given, what, again)
-    if config.evaluate.prompts is None:
-        data = read_manifest(out / "data", command("prepare"))
-        check_data(manifest.get("data"), data.get("fingerprint"), what, out / "data", again)
+    if config.evaluate.prompts is None and not config.evaluate.tasks:
+        data = read_manifest(out / "data", command("prepare"), ("fingerprint",))
+        # what an imported draft was trained on is not known, which its warnings say
+        if "imported" not in manifest:
+            check_data(manifest.get("data"), data["fingerprint"], what, out / "data", again)
+        check_whole(out / "data", data, command("prepare"), only=HELD_OUT_PROMPTS)
+    check_whole(out / "draft", manifest, again)
 
 
 def _settings(config: Config, manifest: dict[str, Any]) -> dict[str, Any]:
     """The configuration, with the draft's and the training's settings as the draft's manifest has them."""
     recipe = manifest.get("recipe") or {}
     made = {node: recipe[node] for node in ("draft", "train") if node in recipe}
-    return _plain(asdict(config)) | made
+    return plain(config) | made
+
+
+def _made_of_prompts(config: Config) -> Any:
+    """What decides the prompts: the file's content, or each set's revision."""
+    asked = config.evaluate
+    if asked.tasks:
+        return fingerprint_of_tasks(asked.tasks, asked.task_files, asked.hub)
+    return prompts_sha256(_prompts_file(config))
 
 
 def _prompts_file(config: Config) -> Path:
@@ -142,7 +225,7 @@ def _prompts_file(config: Config) -> Path:
 
 
 @dataclass
-class _Source:
+class Source:
     """Prompts as read before anything is loaded: ready ones of the data, or a user's conversations."""
 
     name: str
@@ -150,32 +233,48 @@ class _Source:
     ready: list[Prompt]
     conversations: list[Conversation]
     tally: Tally
+    items: list[Item] = field(default_factory=list)
+    sets: list[TaskSource] = field(default_factory=list)
 
 
-def _read_prompts(config: Config) -> _Source:
+def read_source(config: Config) -> Source:
     """Read the prompts and complain about them before any long work."""
     tally = Tally(strict=config.data.on_error is OnError.strict)
+    asked = config.evaluate
+    if asked.tasks:
+        items, sets = read_tasks(asked.tasks, asked.task_files, asked.hub)
+        return Source(", ".join(asked.tasks), Path("evaluate.tasks"), [], [], tally, items, sets)
     path = _prompts_file(config)
     if config.evaluate.prompts is None:
         ready = read_held_out(path.parent, command("prepare"))
-        return _Source("held-out prompts of the data", path, ready, [], tally)
-    return _Source(path.name, path, [], read_prompts(path, tally), tally)
+        return Source("held-out prompts of the data", path, ready, [], tally)
+    return Source(path.name, path, [], read_prompts(path, tally), tally)
 
 
-def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
+def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
     """All prompts that can be decoded, by the target's chat template; how many were left out, by reason."""
     prompts = list(source.ready)
-    template = ChatTemplate(target.tokenizer, target.eos)
+    template = ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)
     for conversation in source.conversations:
         messages = list(conversation.with_system(config.data.system).messages)
+        references: tuple[str, ...] = ()
         if conversation.has_answer:
+            references = (str(messages[-1]["content"]),)
             messages = messages[:-1]
         try:
-            tokens = tuple(template.prompt(messages))
+            if conversation.row is not None:
+                raise BadRow("ready-made tokens", "a prompt is text")
+            tokens = tuple(template.prompt(messages, conversation.tools))
         except BadRow as error:
             source.tally.bad(error, str(source.path), conversation.line, conversation.id)
             continue
-        prompts.append(Prompt(conversation.id, conversation.category, question(messages), tokens))
+        prompts.append(Prompt(conversation.id, conversation.category, question(messages), tokens, references))
+    for item in source.items:
+        system = item.system or config.data.system
+        said = [{"role": "system", "content": system}] if system else []
+        messages = [*said, {"role": "user", "content": item.turns[0]}]
+        tokens = tuple(template.prompt(messages))
+        prompts.append(Prompt(item.id, item.category, item.turns[0], tokens, item.references_of(1)))
     kept, too_long = fitting(prompts, target.max_positions - config.decode.max_new_tokens)
     excluded = dict(source.tally.counts) | too_long
     if not kept:
@@ -184,13 +283,21 @@ def _prompts(source: _Source, config: Config, target: Target) -> tuple[list[Prom
     return kept, excluded
 
 
-def _describe(draft: TrainableDraft, manifest: dict[str, Any]) -> dict[str, Any]:
-    parameters = list(draft.parameters())
+def _task_warnings(source: Source) -> list[str]:
+    """What a reader must know of the sets that were asked for."""
+    lost = [f"Left out: {one.words()}" for one in source.sets if one.error]
+    several = sorted({item.category for item in source.items if len(item.turns) > 1})
+    return [*lost, *(f"{name}: only the first turn of each conversation is decoded." for name in several)]
+
+
+def _describe(config: Config, draft: Drafter | TrainableDraft, manifest: dict[str, Any]) -> dict[str, Any]:
+    parameters = list(draft.parameters()) if isinstance(draft, TrainableDraft) else []
+    name = draft.config.model_type if isinstance(draft, TrainableDraft) else config.draft.algorithm
     return {
-        "algorithm": str(draft.config.model_type),
+        "algorithm": str(name),
         "parameters": sum(p.numel() for p in parameters),
         "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-        "capture_layers": draft.capture_layers,
+        "capture_layers": list(draft.capture_layers),
         "manifest": manifest,
     }
 
@@ -200,20 +307,3 @@ def _history(path: Path) -> list[dict[str, Any]]:
     rows = read_history(path)
     every = max(1, -(-len(rows) // HISTORY_ROWS))
     return [row for i, row in enumerate(rows) if i % every == 0 or i == len(rows) - 1 or "tau" in row]
-
-
-def _plain(value: Any) -> Any:
-    """The configuration as JSON has it."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-main = entry("evaluate", run)
-
-if __name__ == "__main__":
-    main()

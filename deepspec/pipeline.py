@@ -1,28 +1,46 @@
 """`python -m deepspec.pipeline +recipe=X`: prepare, train, evaluate; what is done already is skipped."""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("pipeline")  # before the imports below, which take seconds
+
 import gc
 import time
-from collections.abc import Callable
+from importlib import import_module
 
-from deepspec.config.app import entry
-from deepspec.config.schema import Config
+from deepspec.config.schema import Config, Precision
+from deepspec.errors import UserError
+
+STAGES = ("prepare", "train", "evaluate")
 
 
 def run(config: Config) -> None:
     """The three stages in order, in this process; each sees for itself whether it is already done."""
-    from deepspec import evaluate, prepare, train
-
-    stages: list[tuple[str, Callable[[Config], object]]] = [
-        ("prepare", prepare.run),
-        ("train", train.run),
-        ("evaluate", evaluate.run),
-    ]
-    start = time.perf_counter()
-    for number, (name, stage) in enumerate(stages, 1):
-        print(f"\n[{number}/{len(stages)}] {name}, after {minutes(time.perf_counter() - start)}", flush=True)
-        stage(config)
+    check(config)
+    begun = time.perf_counter()
+    for number, name in enumerate(STAGES, 1):
+        print(f"\n[{number}/{len(STAGES)}] {name}, after {minutes(time.perf_counter() - begun)}", flush=True)
+        import_module(f"deepspec.{name}").run(config)
         gc.collect()  # a stage's target and draft leave memory before the next one loads its own
-    print(f"total     {minutes(time.perf_counter() - start)}", flush=True)
+    print(f"total     {minutes(time.perf_counter() - begun)}", flush=True)
+
+
+def check(config: Config) -> None:
+    """`UserError`, before any long work, for what would stop a later stage; needs no target.
+
+    What the target must be able to do is checked as soon as prepare has loaded it.
+    """
+    import torch
+
+    from deepspec.evaluate import check_prompts
+    from deepspec.training.trackers import check_installed
+
+    check_prompts(config)
+    check_installed(config.train.tracker)
+    on_cpu = config.target.device == "cpu" or not torch.cuda.is_available()
+    if config.train.precision is Precision.fp16 and on_cpu:
+        raise UserError("train.precision=fp16 needs a GPU. Use train.precision=auto, no or bf16.")
 
 
 def minutes(seconds: float) -> str:
@@ -33,9 +51,3 @@ def minutes(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-main = entry("pipeline", run)
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,24 @@
 """`python -m deepspec.prepare +recipe=…`: prompts to a data artifact, with the target's own answers."""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("prepare")  # before the imports below, which take seconds
+
 import json
 from dataclasses import replace
 from pathlib import Path
 
 from deepspec.artifacts import MANIFEST, write_json
-from deepspec.config.app import entry
+from deepspec.config.app import command
 from deepspec.config.schema import Config, Dtype, TargetConfig
 from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
+from deepspec.data.audit import write_audit
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Sampling
+from deepspec.drafts.registry import check_loss_parts, check_target
+from deepspec.errors import UserError
 from deepspec.target import Target, load_target
 
 SETTLED = "target.json"
@@ -19,8 +27,9 @@ SETTLED = "target.json"
 def run(config: Config) -> Path:
     """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend."""
     folder = Path(config.out) / "data"
-    gathered = gather(config.data)
+    gathered = gather(config.data, work_folder(folder))
     target = _load(config.target, folder)
+    _check_later_stages(config, target)
     facts = TargetFacts(
         tokenizer=target.tokenizer,
         eos=target.eos,
@@ -35,8 +44,26 @@ def run(config: Config) -> Path:
         facts,
         draft_vocab_size=getattr(config.draft, "vocab_size", None),
         generate=answerer(target, config),
+        overwrite=config.overwrite,
+        made_by=command("prepare"),
+        retry_errors=config.retry_errors,
     )
+    if config.audit:
+        print(
+            f"audit     {write_audit(folder, target.tokenizer, folder.parent / 'audit.html', command('prepare'))}"
+        )
     return folder
+
+
+def _check_later_stages(config: Config, target: Target) -> None:
+    """`UserError`, before anything is generated, for what training and evaluation will ask of this target."""
+    check_target(config.draft, target)
+    check_loss_parts(config.draft, config.train.loss)
+    if config.decode.max_new_tokens >= target.max_positions:
+        raise UserError(
+            f"decode.max_new_tokens={config.decode.max_new_tokens} leaves no room for a prompt: {target.name} takes "
+            f"{target.max_positions} tokens. Lower it."
+        )
 
 
 def _load(config: TargetConfig, folder: Path) -> Target:
@@ -70,7 +97,7 @@ def _known_dtypes(folder: Path, settled: Path) -> dict[str, str]:
 def answerer(target: Target, config: Config) -> Generate:
     """The target's own answers by plain decoding, `data.batch_size` at a time."""
     engine = Engine(target, max_batch_size=config.data.batch_size)
-    sampling = Sampling(temperature=config.data.temperature)
+    sampling = Sampling(temperature=config.data.temperature, top_p=config.data.top_p)
 
     def generate(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
         requests = [
@@ -87,9 +114,3 @@ def answerer(target: Target, config: Config) -> Generate:
         return [result.tokens for result in engine.generate(requests)]
 
     return generate
-
-
-main = entry("prepare", run)
-
-if __name__ == "__main__":
-    main()

@@ -1,33 +1,59 @@
 """`python -m deepspec.train +recipe=…`: a data artifact and a target to a trained draft."""
 
+if __name__ == "__main__":
+    from deepspec.config.app import start
+
+    start("train")  # before the imports below, which take seconds
+
+import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator, PartialState
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
-from deepspec.config.app import command, entry
+from deepspec.artifacts import (
+    MANIFEST,
+    check_whole,
+    fingerprint,
+    new_artifact,
+    plain,
+    read_manifest,
+    refuse_to_replace,
+    without_name,
+)
+from deepspec.config.app import command
 from deepspec.config.schema import Config, Precision, Tracker
+from deepspec.data import deciding
 from deepspec.data.dataset import load_draft_vocab, load_rows
 from deepspec.data.prompts import prompts_sha256
-from deepspec.drafts.contract import TrainableDraft
+from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_fit, same_dtype
+from deepspec.evaluation.prompts import fitting, read_held_out, spread
 from deepspec.target import Target, load_target
-from deepspec.training.checkpoint import Counters, save_draft
-from deepspec.training.launch import describe, join_processes, new_accelerator
-from deepspec.training.loop import Run, train
+from deepspec.target.fit import check_fit, same_dtype
+from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
+from deepspec.training.launch import Processes, describe, new_accelerator, processes, with_accumulation
+from deepspec.training.loop import Run, Trained, train
+from deepspec.training.saved_draft import start_from
 from deepspec.training.trackers import new_tracker
 
+# Of the data's manifest, what is read here.
+DATA_KEYS = ("fingerprint", "config.temperature", "inputs.target.name", "inputs.draft_vocab_size")
 # Settings of `train` that decide what is learnt; the others (logging, checkpoints, …) may change on resuming.
-DECIDES = ("epochs", "max_steps", "learning_rate", "warmup", "weight_decay", "betas", "clip", "loss", "seed")
+DECIDES = (
+    *("epochs", "max_steps", "optimizer", "learning_rate", "warmup", "weight_decay", "betas", "eps", "clip"),
+    *("ema", "loss", "keep_best", "patience", "stop_when", "seed"),
+)
+
+NOT_SHOWN = ("meter", "logged_at", "spikes", "worse", "best")
 
 
 def run(config: Config) -> Path:
@@ -35,38 +61,51 @@ def run(config: Config) -> Path:
 
     Under torchrun or `accelerate launch` every process calls this; process 0 writes.
     """
-    processes = join_processes(config.target.device)
-    try:
-        return _run(config, processes)
-    finally:
-        processes.destroy_process_group()
+    with processes(config.target.device, config.train.parallel) as joined:
+        config = replace(config, train=with_accumulation(config.train, joined.state.num_processes))
+        return _run(config, joined)
 
 
-def _run(config: Config, processes: PartialState) -> Path:
+def _run(config: Config, joined: Processes) -> Path:
     out, command_again = Path(config.out), command("train")
-    data = _data(config, out / "data", processes)
-    target = _target(config, data, processes)
+    data = _data(config, out / "data", joined.state)
+    if joined.state.is_main_process:
+        check_whole(out / "data", data, command("prepare"))
+    target = _target(config, data, joined.state)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
-    warnings = check_fit(data["inputs"]["target"], target.identity(), allow, what)
-    accelerator = new_accelerator(config.target.device, config.train.precision, lambda: _precision_of(target))
+    notes = check_fit(data["inputs"]["target"], target.identity(), allow, what)
+    accelerator = new_accelerator(joined, config.train, lambda: _precision_of(target))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator)
+    if accelerator.is_main_process:
+        _make_room(config, out, recipe, say)
+    accelerator.wait_for_everyone()
     if config.train.resume == "auto" and _made_of(out / "draft", recipe):
         say(f"{out / 'draft'} is complete already.")
         return out / "draft"
-    for line in [*describe(accelerator, config.train.batch_size, config.train.accumulation), *warnings]:
+    for line in [*describe(accelerator, joined.kind, config.train), *notes]:
         say(line)
+    # under bf16 autocast a norm's weight is float32, and torch says so once in each run
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, _draft_vocab(out / "data", data))
+    if folder := getattr(config.draft, "init_from", None):
+        start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
     with closing(new_tracker(kind, config.name, recipe, out, say)) as tracker:
         settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, temperature)
-        counters = train(draft, rows, held_out, settings)
+        if config.train.decode_every:
+            settings.decode = _decoder(config, target, out / "data")
+        trained = train(draft, rows, held_out, settings)
     if accelerator.is_main_process:
-        _save(out / "draft", draft, recipe, counters, identity=target.identity(), warnings=warnings)
-        say(f"{out / 'draft'} is trained: {_result(counters)}.")
+        skipped = _skipped(trained.counters)
+        notes += skipped
+        _save(out / "draft", draft, recipe, trained, identity=target.identity(), warnings=notes)
+        say(f"{out / 'draft'} is trained: {_result(trained.counters)}.")
+        for line in skipped:
+            say(f"warning: {line}")
     accelerator.wait_for_everyone()
     return out / "draft"
 
@@ -85,10 +124,11 @@ def _data(config: Config, folder: Path, processes: PartialState) -> dict[str, An
         from deepspec.prepare import run as prepare
 
         prepare(config)
-    manifest = read_manifest(folder, command("prepare"))
+    manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
     if stale := _stale(config, folder):
         raise UserError(
-            f"{folder} was made with other settings ({stale}). Make it again: {command('prepare')}"
+            f"{folder} was made with other settings ({stale}). Set them back, choose another folder (out=...), "
+            f"or make it again: {command('prepare')} overwrite=true"
         )
     return manifest
 
@@ -98,8 +138,8 @@ def _stale(config: Config, folder: Path) -> str:
 
     The prompts file counts by its content, wherever it lies. One that is no longer there cannot have changed.
     """
-    manifest = read_manifest(folder, command("prepare"))
-    now = {f"data.{key}": value for key, value in plain(config.data).items()}
+    manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
+    now = {f"data.{key}": value for key, value in deciding(config.data).items()}
     now["draft.vocab_size"] = getattr(config.draft, "vocab_size", None)
     then = {f"data.{key}": value for key, value in manifest["config"].items()}
     then["draft.vocab_size"] = manifest["inputs"]["draft_vocab_size"]
@@ -142,25 +182,79 @@ def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: A
     }
 
 
+def _decoder(config: Config, target: Target, data: Path) -> Callable[[TrainableDraft], dict[str, Any]]:
+    """τ by greedy decoding of held-out prompts, for evaluations during training."""
+    from deepspec.decoding import Engine, Request
+
+    target.require("chain")
+    k, longest = config.train.eval_steps, config.decode.max_new_tokens
+    prompts = read_held_out(data, command("prepare"))
+    prompts, _ = fitting(prompts, target.max_positions - longest)
+    requests = [
+        Request(list(prompt.tokens), longest, eos=target.eos, id=prompt.id)
+        for prompt in spread(prompts, config.train.decode_prompts)
+    ]
+
+    @torch.no_grad()
+    def decode(draft: TrainableDraft) -> dict[str, Any]:
+        module: nn.Module = draft
+        module.to(target.device, target.dtype)
+        results = Engine(target, cast(Drafter, draft), k=k).generate(requests)
+        rounds = [one for result in results for one in result.rounds]
+        committed = sum(one.committed for one in rounds)
+        return {
+            "decoded_tau": committed / len(rounds) if rounds else None,
+            "decoded_rounds": len(rounds),
+            "decoded_tokens": committed,
+            "decoded_prompts": len(requests),
+        }
+
+    return decode
+
+
 def _made_of(folder: Path, recipe: dict[str, Any]) -> bool:
-    """Whether a finished draft has this recipe; one written by an earlier version has the target's name in it."""
+    """Whether a finished draft has this recipe."""
     if not (folder / MANIFEST).is_file():
         return False
-    before = read_manifest(folder, command("train")).get("recipe", {})
-    before = {**before, "target": without_name(before.get("target", {}))}
-    return fingerprint(before) == fingerprint(recipe)
+    return not recipe_difference(read_manifest(folder, command("train")).get("recipe", {}), recipe)
+
+
+def _make_room(config: Config, out: Path, recipe: dict[str, Any], say: Callable[[str], None]) -> None:
+    """A draft or checkpoints of another recipe are an error, or with `overwrite` give way; a finished draft of
+    this one must be whole. The old draft stays until the new one replaces it."""
+    again, draft = command("train"), out / "draft"
+    starts_over = config.train.resume == "never"  # then checkpoints go in any case
+    for folder in [draft, *([] if starts_over else sorted((out / "checkpoints").glob("*-*")))]:
+        try:
+            manifest = read_manifest(folder, again)
+        except UserError:
+            if folder == draft and (folder / MANIFEST).exists():
+                raise
+            continue  # none, or a checkpoint that was cut: resuming passes it over
+        if difference := recipe_difference(manifest.get("recipe", {}), recipe):
+            if not config.overwrite:
+                raise refuse_to_replace(folder, difference)
+            say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
+            if folder != draft:
+                shutil.rmtree(folder)
+        elif folder == draft and not starts_over:
+            check_whole(folder, manifest, again)
 
 
 def _save(
     folder: Path,
     draft: TrainableDraft,
     recipe: dict[str, Any],
-    counters: Counters,
+    trained: Trained,
     *,
     identity: dict[str, Any],
     warnings: list[str],
 ) -> None:
-    summary = {key: value for key, value in asdict(counters).items() if key not in ("meter", "logged_at")}
+    counters = trained.counters
+    summary = {key: value for key, value in asdict(counters).items() if key not in NOT_SHOWN}
+    if counters.best is not None:
+        summary["evaluation"] = counters.best["evaluation"]  # of the draft that is exported
+        summary["best"] = {key: value for key, value in counters.best.items() if key != "evaluation"}
     manifest = {
         "stage": "train",
         "fingerprint": fingerprint(recipe),
@@ -172,19 +266,26 @@ def _save(
         "warnings": warnings,
     }
     with new_artifact(folder, manifest) as new:
-        save_draft(draft, new)
+        save_draft(draft, new, trained.weights)
 
 
 def _result(counters: Counters) -> str:
     parts = [f"{counters.step} steps", f"{counters.tokens} tokens", f"{counters.seconds:.0f} s of training"]
-    if counters.evaluation and counters.evaluation["tau"] is not None:
-        parts.append(f"offline τ {counters.evaluation['tau']:.2f} at K = {counters.evaluation['k']}")
-    if counters.skipped:
-        parts.append(f"{counters.skipped} steps skipped (loss not finite)")
+    evaluation = counters.evaluation
+    if counters.best is not None and counters.best["step"] != counters.step:
+        evaluation = counters.best["evaluation"]
+        parts.append(f"the draft of step {counters.best['step']}, the best by {counters.best['by']}")
+    if evaluation and evaluation["tau"] is not None:
+        parts.append(f"offline τ {evaluation['tau']:.2f} at K = {evaluation['k']}")
     return ", ".join(parts)
 
 
-main = entry("train", run)
-
-if __name__ == "__main__":
-    main()
+def _skipped(counters: Counters) -> list[str]:
+    """A warning for the draft's manifest, and so for every result of it, where steps were not taken."""
+    if not counters.skipped:
+        return []
+    return [
+        f"{counters.skipped} of {counters.step} training steps were skipped, as their loss or gradient was not "
+        "finite: the draft has learnt from the others only. A lower train.learning_rate or train.precision=no "
+        "avoids it."
+    ]

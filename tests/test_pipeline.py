@@ -1,14 +1,16 @@
 """The pipeline calls the three stages in order and stops where one stops."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import deepspec
 from deepspec import pipeline
-from deepspec.config.schema import Config, TargetConfig
+from deepspec.config.schema import Config, EvaluateConfig, Precision, TargetConfig, Tracker, TrainConfig
 from deepspec.errors import UserError
+from deepspec.evaluate import check_prompts
 
 CONFIG = Config(name="x", target=TargetConfig(name="t", path="p"))
 
@@ -19,6 +21,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Config]]:
     calls: list[tuple[str, Config]] = []
     for name in ("prepare", "train", "evaluate"):
         stage = ModuleType(f"deepspec.{name}")
+        vars(stage)["check_prompts"] = check_prompts
         vars(stage)["run"] = lambda config, name=name: calls.append((name, config))
         monkeypatch.setitem(sys.modules, stage.__name__, stage)
         monkeypatch.setattr(deepspec, name, stage, raising=False)
@@ -43,6 +46,32 @@ def test_a_stage_that_stops_stops_the_rest(
     with pytest.raises(UserError, match="No prompts"):
         pipeline.run(CONFIG)
     assert [name for name, _ in called] == ["prepare"]
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluate", "words"),
+    [
+        (TrainConfig(precision=Precision.fp16), EvaluateConfig(), "fp16 needs a GPU"),
+        (TrainConfig(tracker=Tracker.trackio), EvaluateConfig(), r"pip install 'deepspec\[trackio\]'"),
+        (TrainConfig(), EvaluateConfig(prompts="nowhere.jsonl"), r"evaluate\.prompts: .*nowhere\.jsonl"),
+        (TrainConfig(), EvaluateConfig(prompts="broken.jsonl"), r"broken\.jsonl, line 2"),
+    ],
+)
+def test_what_would_stop_a_later_stage_stops_the_first(
+    called: list[tuple[str, Config]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    train: TrainConfig,
+    evaluate: EvaluateConfig,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "Why?"}\n{\n')
+    target = TargetConfig(name="t", path="p", device="cpu")
+    with pytest.raises(UserError, match=words):
+        pipeline.run(Config(name="x", target=target, train=train, evaluate=evaluate))
+    assert called == []
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_draws_of_decoding_are_the_mixer_once_a_key(
     seed: int, position: int, purpose: Purpose, index: int
 ) -> None:
     state = reference(seed)
-    for key in (position + 1, int(purpose), index):
+    for key in (position, int(purpose), index + 1):
         state = reference(state ^ key)
     drawn = uniforms([seed], [position], purpose, count=2, index=index)
     assert drawn[0, 1] == (state >> 11) * 2.0**-53

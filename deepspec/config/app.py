@@ -6,8 +6,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -15,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepspec.artifacts import only_process_in
+from deepspec.artifacts import check_places, free_space, only_process_in
 from deepspec.config.explain import explain, incomplete
 from deepspec.config.keys import schema_keys
 from deepspec.config.ranges import check
@@ -60,6 +61,22 @@ def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
     return main
 
 
+def start(stage: str) -> NoReturn:
+    """Run `deepspec.<stage>` as a program and end the process.
+
+    For the first lines of that module: its own imports take seconds, and a mistake in the configuration, or
+    --help, should not wait for them. It is imported, by its name, when the configuration is known to be good.
+    """
+
+    def run(config: Config) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"deepspec {stage}: {config.name} in {config.out}", flush=True)
+        import_module(f"deepspec.{stage}").run(config)
+
+    entry(stage, run)()
+    raise SystemExit(0)
+
+
 def with_sentences(
     call: Callable[[], object], explained: Callable[[Exception], str | None] = lambda error: None
 ) -> None:
@@ -97,7 +114,7 @@ def command(stage: str) -> str:
 
 
 def _drafts() -> dict[str, type]:
-    """Imported here, late: the drafts bring torch."""
+    """Imported here, late: the schema's tests put a registry of their own in its place."""
     from deepspec.drafts.registry import option_classes
 
     return option_classes()
@@ -126,6 +143,7 @@ def _ready(composed: DictConfig, keys: dict[str, Any], taken: set[Path]) -> Conf
 
 
 def _run_alone(run: Callable[[Config], object], config: Config) -> None:
+    check_places(Path(config.out))
     with only_process_in(Path(config.out)):
         run(config)
 
@@ -144,7 +162,11 @@ def _about_disk(error: Exception) -> str | None:
         return None
     place = error.filename or "a file"
     if error.errno in DISK_FULL:
-        return f"The disk is full while writing {place}. Free some space and give the same command again."
+        there = next((one for one in Path(place).resolve().parents if one.is_dir()), Path.cwd())
+        return (
+            f"The disk is full while writing {place} ({free_space(there)}). Make room and give the same command "
+            "again."
+        )
     if error.errno in FORBIDDEN:
         return f"{place} cannot be written ({error.strerror}). Choose another folder with out=..."
     return None

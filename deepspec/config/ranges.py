@@ -1,10 +1,11 @@
 """Bounds of the numbers in the configuration, checked before any work; no other file states them."""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from math import isfinite
 from typing import Any
 
-from deepspec.config.schema import Config, Rule
+from deepspec.config.schema import Children, Config, DecodeConfig, KeepBest, Rule, ScheduleKind, Tree
 from deepspec.errors import UserError
 
 Bound = tuple[Callable[[Any], bool], str]
@@ -18,6 +19,7 @@ AT_LEAST_2: Bound = (lambda x: x >= 2, "2 or more")
 FRACTION: Bound = (lambda x: 0 <= x <= 1, "between 0 and 1")
 NUCLEUS: Bound = (lambda x: 0 < x <= 1, "more than 0 and at most 1")
 BELOW_1: Bound = (lambda x: 0 <= x < 1, "0 or more and less than 1")
+SEED: Bound = (lambda x: 0 <= x < 2**63, "0 or more and less than 2**63")
 
 # Those of `draft` apply to the drafts that have such an option.
 BOUNDS: dict[str, Bound] = {
@@ -27,6 +29,8 @@ BOUNDS: dict[str, Bound] = {
     "draft.vocab_size": AT_LEAST_1,
     "draft.capture_layers": AT_LEAST_0,
     "draft.intermediate_size": AT_LEAST_1,
+    "draft.hidden_size": AT_LEAST_1,
+    "draft.noise": AT_LEAST_0,
     "data.builtin_prompts": AT_LEAST_0,
     "data.regenerated_prompts": AT_LEAST_0,
     "data.held_out_prompts": AT_LEAST_0,
@@ -34,7 +38,18 @@ BOUNDS: dict[str, Bound] = {
     "data.max_new_tokens": AT_LEAST_2,
     "data.temperature": AT_LEAST_0,
     "data.batch_size": AT_LEAST_1,
-    "train.epochs": POSITIVE,
+    "data.max_prompts": AT_LEAST_1,
+    "data.near_duplicates": FRACTION,
+    "data.decontaminate_words": AT_LEAST_2,
+    "data.min_characters": AT_LEAST_0,
+    "data.max_characters": AT_LEAST_1,
+    "data.top_p": NUCLEUS,
+    "data.samples": AT_LEAST_1,
+    "data.concurrency": AT_LEAST_1,
+    "data.timeout": POSITIVE,
+    "data.retries": AT_LEAST_0,
+    "data.seed": SEED,
+    "train.epochs": (lambda x: 0 < x <= 1e6, "more than 0 and at most a million"),
     "train.max_steps": AT_LEAST_1,
     "train.batch_size": AT_LEAST_1,
     "train.accumulation": AT_LEAST_1,
@@ -43,6 +58,7 @@ BOUNDS: dict[str, Bound] = {
     "train.weight_decay": AT_LEAST_0,
     "train.betas": BELOW_1,
     "train.clip": AT_LEAST_0,
+    "train.loss": AT_LEAST_0,  # each part's weight
     "train.log_every": AT_LEAST_1,
     "train.eval_every": AT_LEAST_1,
     "train.eval_rows": AT_LEAST_0,
@@ -50,43 +66,98 @@ BOUNDS: dict[str, Bound] = {
     "train.checkpoint_every": AT_LEAST_1,
     "train.keep_last": AT_LEAST_1,
     "train.keep_features_gib": AT_LEAST_0,
+    "train.seed": SEED,
+    "train.global_batch": AT_LEAST_1,
+    "train.eps": POSITIVE,
+    "train.ema": BELOW_1,
+    "train.decode_every": AT_LEAST_0,
+    "train.decode_prompts": AT_LEAST_1,
+    "train.patience": AT_LEAST_1,
+    "train.stop_when.tau": AT_LEAST_1,
+    "train.max_not_finite": AT_LEAST_1,
     "decode.k": AT_LEAST_1,
+    "decode.tree_depth": AT_LEAST_1,
+    "decode.tree_top_k": AT_LEAST_1,
+    "decode.tree_total_tokens": AT_LEAST_1,
+    "decode.confidence_threshold": FRACTION,
+    "decode.max_candidates": AT_LEAST_1,
+    "decode.utilization_threshold": FRACTION,
     "decode.temperature": AT_LEAST_0,
     "decode.top_k": AT_LEAST_0,
     "decode.top_p": NUCLEUS,
     "decode.min_p": BELOW_1,
+    "decode.repetition_penalty": POSITIVE,
     "decode.max_new_tokens": AT_LEAST_2,
+    "decode.seed": SEED,
     "evaluate.max_prompts": AT_LEAST_1,
+    "evaluate.code_seconds": POSITIVE,
     "evaluate.sweep": AT_LEAST_1,
     "evaluate.sweep_prompts": AT_LEAST_0,
     "evaluate.repeats": AT_LEAST_1,
     "evaluate.warmup_prompts": AT_LEAST_0,
-    "evaluate.bootstrap": (lambda x: x >= 100, "100 or more"),
-    "evaluate.threads": AT_LEAST_0,
+    "evaluate.bootstrap": (lambda x: 100 <= x <= 100_000, "between 100 and 100,000"),
+    "evaluate.threads": (lambda x: 0 <= x <= 1024, "between 0 and 1,024"),
     "evaluate.price_per_hour": AT_LEAST_0,
+    "verify.prompts": AT_LEAST_1,
+    "verify.rounds": AT_LEAST_1,
+    "verify.draws": (lambda x: x >= 1000, "1000 or more"),
+    "verify.temperature": POSITIVE,
+    "verify.significance": (lambda x: 0 < x < 1, "more than 0 and less than 1"),
 }
 
 
 def check(config: Config) -> None:
-    """Raise a `UserError` for the first number outside its bounds; lists are checked item by item.
+    """Raise a `UserError` for the first number outside its bounds; lists and mappings are checked item by item.
 
     Null passes: where the type has it, it is a choice of its own.
     """
+    named(config.out)
     for key, (fits, words) in BOUNDS.items():
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name, None)
-        items = value if isinstance(value, list | tuple) else [value]
-        for item in items:
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name, None)
+        items = list(value.values()) if isinstance(value, dict) else value
+        for item in items if isinstance(items, list | tuple) else [items]:
             if item is not None and not fits(item):
                 raise UserError(f"`{key}` must be {words}, not {item}.")
+    if len(config.train.betas) != 2:
+        raise UserError(f"`train.betas` takes 2 numbers, not {len(config.train.betas)}.")
+    for key, steps in (
+        ("train.eval_steps", config.train.eval_steps),
+        ("draft.ttt_steps", getattr(config.draft, "ttt_steps", 1)),
+    ):
+        # a row's first token is nobody's prediction, and the draft's start takes another
+        if steps > config.data.max_length - 2:
+            raise UserError(
+                f"`{key}` is {steps}, and a row of `data.max_length={config.data.max_length}` tokens has room for "
+                f"{config.data.max_length - 2} drafted ones. Lower the one or raise the other."
+            )
     if config.train.resume not in ("auto", "never"):
         raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
-    if config.decode.rule is Rule.greedy and config.decode.temperature > 0:
+    if config.train.patience is not None and config.train.keep_best is KeepBest.none:
         raise UserError(
-            f"`decode.rule=greedy` accepts by argmax only, and `decode.temperature` is "
-            f"{config.decode.temperature}. Use decode.rule=auto, or decode.temperature=0."
+            "`train.patience` waits for a better evaluation, and `train.keep_best=none` compares none. Use "
+            "train.keep_best=tau or loss, or train.patience=null."
         )
+    _check_decode(config.decode)
     _check_capture_layers(getattr(config.draft, "capture_layers", None))
+    if is_dataclass(config.draft):
+        _check_draft(config.draft)
+
+
+def _check_draft(options: Any) -> None:
+    from deepspec.drafts.registry import check_options
+
+    check_options(options)
+
+
+def named(out: str) -> str:
+    """`out` itself; `UserError` if it is empty, and everything would be written into the current folder."""
+    if not out.strip():
+        raise UserError(
+            "`out` is empty: name a folder for everything this run makes, for example out=runs/mine."
+        )
+    return out
 
 
 def _check_capture_layers(layers: list[int] | None) -> None:
@@ -95,4 +166,32 @@ def _check_capture_layers(layers: list[int] | None) -> None:
         raise UserError(
             f"`draft.capture_layers` must be ascending layer numbers, at least one and none twice, not {layers}. "
             "Null takes a low, a middle and a high layer."
+        )
+
+
+def _check_decode(decode: DecodeConfig) -> None:
+    """Before a draft is trained for hours that could not be decoded so."""
+    if decode.rule is Rule.greedy and decode.temperature > 0:
+        raise UserError(
+            f"`decode.rule=greedy` accepts by argmax only, and `decode.temperature` is "
+            f"{decode.temperature}. Use decode.rule=auto, or decode.temperature=0."
+        )
+    if decode.rule is Rule.block and decode.tree is not Tree.none:
+        raise UserError("`decode.rule=block` verifies chains. With `decode.tree` use decode.rule=auto.")
+    if decode.tree is Tree.dynamic and decode.children is Children.sampled:
+        raise UserError(
+            "`decode.tree=dynamic` picks children by their probability, which sampled ones must not be: the output "
+            "would no longer be the target's. Use decode.children=deterministic, or decode.tree=static."
+        )
+    cuts = decode.schedule is not ScheduleKind.fixed or decode.utilization_threshold is not None
+    if decode.tree is not Tree.none and cuts:
+        raise UserError(
+            "`decode.schedule` and `decode.utilization_threshold` cut chains; a tree is verified whole. With "
+            "`decode.tree` use decode.schedule=fixed and decode.utilization_threshold=null."
+        )
+    parents = decode.tree_parents
+    if wrong := [node for node, parent in enumerate(parents) if not -1 <= parent < node]:
+        raise UserError(
+            f"`decode.tree_parents` gives node {wrong[0]} the parent {parents[wrong[0]]}. It must be -1 (the pending "
+            "token) or a node before it."
         )

@@ -7,11 +7,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from deepspec.config import search
+from deepspec.config.ranges import named
 from deepspec.config.schema import Config
 
 PRIMARY = "deepspec"  # the name of the primary config
 SCHEMA = "deepspec_schema"
 ABSOLUTE = "deepspec.absolute"  # resolver: a path made absolute, so that a sweep's folder cannot prefix it
+NAMED = "deepspec.named"  # resolver: `out`, refused where it names no folder, before Hydra makes one below it
 
 HELP = """\
 python -m deepspec.{stage} +recipe=NAME [key=value ...]
@@ -36,7 +38,8 @@ $CONFIG
 def register(stage: str, drafts: dict[str, type]) -> None:
     """Fill Hydra's ConfigStore and search path for one stage. `drafts`: name → option class."""
     search.register()
-    OmegaConf.register_new_resolver(ABSOLUTE, os.path.abspath, replace=True)
+    OmegaConf.register_new_resolver(ABSOLUTE, lambda out: os.path.abspath(named(out)), replace=True)
+    OmegaConf.register_new_resolver(NAMED, named, replace=True)
     store = ConfigStore.instance()
     store.store(name=SCHEMA, node=Config)
     for name, options in drafts.items():
@@ -56,7 +59,7 @@ def _primary(stage: str, drafts: dict[str, type]) -> dict[str, Any]:
         ],
         "hydra": {
             "job": {"name": stage},
-            "run": {"dir": "${out}/hydra"},
+            "run": {"dir": "${" + NAMED + ":${out}}/hydra"},
             "sweep": {"dir": "runs/multirun", "subdir": "${" + ABSOLUTE + ":${out}}/hydra"},
             # one rank keeps the record; the others would write the same files at the same time
             "output_subdir": "${hydra.job.name}" if os.environ.get("RANK", "0") == "0" else None,
@@ -75,7 +78,8 @@ def _logging() -> dict[str, Any]:
             "console": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stdout"}
         },
         "root": {"level": "WARNING", "handlers": ["console"]},
-        "loggers": {"deepspec": {"level": "INFO"}},
+        # the hub's library prints its own warnings (of every retry) and would hand them on as well
+        "loggers": {"deepspec": {"level": "INFO"}, "huggingface_hub": {"propagate": False}},
         "disable_existing_loggers": False,
     }
 

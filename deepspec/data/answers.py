@@ -2,11 +2,12 @@
 
 A batch is a chunk of the prompts sorted by content, so it is the same whatever the order of the files, and a
 stopped run repeats at most one batch. Its file is named after everything that decides it; another setting
-never meets an old answer.
+never meets an old answer, and one that decides nothing about answers meets them all again.
 """
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from deepspec.artifacts import fingerprint
 from deepspec.data.conversation import BadRow, Conversation, Message, Tally, hash_order
+from deepspec.data.store import Store
 from deepspec.data.template import ChatTemplate, Turn
 
 Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
@@ -34,41 +36,46 @@ class Regenerated:
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     truncated: bool = False
-    open: bool = True
-
-    def take(
-        self, asked: Sequence[Message], prompt: list[int], answer: list[int], template: ChatTemplate
-    ) -> None:
-        ended = bool(answer) and answer[-1] in template.eos
-        self.turns.append(Turn(prompt, answer, ended))
-        self.messages += [*asked, {"role": "assistant", "content": template.answer_text(answer)}]
-        self.truncated = not ended
 
 
 class Batches:
     """Runs `generate` batch by batch, each result kept as one file under `work`.
 
-    recipe: what else decides an answer (target, sampling, limits); it goes into the files' names.
+    recipe: what else decides an answer (target, sampling, limits); it goes into the files' names. earlier: a
+    folder of finished batches (`keep`), read and not written.
     """
 
-    def __init__(self, generate: Generate, work: Path, recipe: Mapping[str, Any]) -> None:
+    def __init__(
+        self, generate: Generate, work: Path, recipe: Mapping[str, Any], earlier: Path | None = None
+    ) -> None:
         self.generate = generate
         self.work = work
         self.recipe = dict(recipe)
+        self.places = [work] if earlier is None else [work, earlier]
+        self.used: dict[str, Path] = {}
         work.mkdir(parents=True, exist_ok=True)
 
     def answers(self, prompts: list[list[int]], seeds: list[int]) -> tuple[list[list[int]], bool]:
         """Answers of one batch, and whether an earlier run had made them."""
         content = {"recipe": self.recipe, "prompts": prompts, "seeds": seeds}
-        path = self.work / f"{fingerprint(content)}.json"
-        kept = self._read(path, len(prompts))
-        if kept is not None:
-            return kept, True
+        name = f"{fingerprint(content)}.json"
+        for place in self.places:
+            kept = self._read(place / name, len(prompts))
+            if kept is not None:
+                self.used[name] = place / name
+                return kept, True
+        path = self.used[name] = self.work / name
         made = [[int(token) for token in answer] for answer in self.generate(prompts, seeds)]
         partial = path.with_suffix(f".partial-{os.getpid()}")
         partial.write_text(json.dumps(made), encoding="utf-8")
         os.replace(partial, path)
         return made, False
+
+    def keep(self, folder: Path) -> None:
+        """Copy every batch that was used into `folder`."""
+        folder.mkdir()
+        for name, path in self.used.items():
+            shutil.copyfile(path, folder / name)
 
     @staticmethod
     def _read(path: Path, count: int) -> list[list[int]] | None:
@@ -81,50 +88,98 @@ class Batches:
 
 
 def regenerate(
-    conversations: Sequence[Conversation],
+    store: Store,
     template: ChatTemplate,
     batches: Batches,
     *,
     batch_size: int,
     longest_prompt: int,
     seed: int,
+    samples: int,
     tally: Tally,
-) -> list[Regenerated]:
-    """Answer every user turn anew, all first turns before all second ones; result in the order of ids.
+) -> None:
+    """Answer every user turn of the marked conversations anew, all first turns before all second ones.
 
     A later turn is left out, with those after it, and counted, when the answer before it was cut, when its
     prompt has more than `longest_prompt` tokens, or when the template refuses the new history. Prompts of
-    first turns must be within the limit.
+    first turns must be within the limit. The answers go to the store: see `regenerated`.
     """
-    found = [Regenerated(item) for item in sorted(conversations, key=lambda item: item.key)]
-    questions = {item.conversation.id: list(_questions(item.conversation)) for item in found}
-    total = sum(len(asked) for asked in questions.values())
+    total = sum(
+        len(list(item.prompts())) * samples_of(store, n, samples) for n, item in store.conversations("anew")
+    )
+    if total == 0:
+        return
     with tqdm(total=total, desc="answers", unit="row", smoothing=0) as bar:
-        for turn in range(max((len(asked) for asked in questions.values()), default=0)):
-            ready: list[tuple[Regenerated, tuple[Message, ...], list[int]]] = []
-            for item in found:
-                asked = questions[item.conversation.id][turn:]
-                if not asked or not item.open:
-                    continue
-                prompt = _next_prompt(item, asked[0], template, longest_prompt, tally)
-                if prompt is None:
-                    item.open = False
-                    bar.update(len(asked))
-                else:
-                    ready.append((item, asked[0], prompt))
-            for start in range(0, len(ready), batch_size):
-                batch = ready[start : start + batch_size]
-                seeds = [hash_order(seed, f"answer {item.conversation.key} {turn}") for item, _, _ in batch]
-                answers, kept = batches.answers([prompt for _, _, prompt in batch], seeds)
-                for (item, asked_now, prompt), answer in zip(batch, answers, strict=True):
-                    item.take(asked_now, prompt, answer, template)
-                if kept:
-                    bar.initial += len(batch)
-                bar.update(len(batch))
-    return sorted((item for item in found if item.turns), key=lambda item: item.conversation.id)
+        turn, busy = 0, True
+        while busy:
+            busy = False
+            ready: list[_Question] = []
+            for n, conversation in store.conversations("anew", "key"):
+                asked = list(questions(conversation))[turn:]
+                for sample in range(samples_of(store, n, samples) if asked else 0):
+                    item = regenerated(store, n, conversation, sample)
+                    if len(item.turns) < turn:
+                        continue
+                    prompt = _next_prompt(item, asked[0], template, longest_prompt, tally)
+                    if prompt is None:
+                        bar.update(len(asked))
+                        continue
+                    busy = True
+                    ready.append(_Question(n, sample, turn, asked[0], prompt, conversation.key))
+                    if len(ready) == batch_size:
+                        _answer(ready, store, template, batches, seed, bar)
+                        ready = []
+            if ready:
+                _answer(ready, store, template, batches, seed, bar)
+            turn += 1
 
 
-def _questions(conversation: Conversation) -> Iterator[tuple[Message, ...]]:
+@dataclass(frozen=True)
+class _Question:
+    n: int
+    sample: int
+    turn: int
+    asked: tuple[Message, ...]
+    prompt: list[int]
+    key: str
+
+    def seed(self, seed: int) -> int:
+        again = f" {self.sample}" if self.sample else ""
+        return hash_order(seed, f"answer {self.key} {self.turn}{again}")
+
+
+def _answer(
+    ready: Sequence[_Question], store: Store, template: ChatTemplate, batches: Batches, seed: int, bar: Any
+) -> None:
+    answers, kept = batches.answers([item.prompt for item in ready], [item.seed(seed) for item in ready])
+    for item, answer in zip(ready, answers, strict=True):
+        ended = bool(answer) and answer[-1] in template.eos
+        message = {"role": "assistant", "content": template.answer_text(answer)}
+        body = json.dumps([item.prompt, answer, ended, [*item.asked, message]])
+        store.run("INSERT INTO turn VALUES (?, ?, ?, ?)", (item.n, item.sample, item.turn, body))
+    if kept:
+        bar.initial += len(ready)
+    bar.update(len(ready))
+
+
+def regenerated(store: Store, n: int, conversation: Conversation, sample: int) -> Regenerated:
+    """What has been answered of one conversation so far."""
+    found = Regenerated(conversation)
+    query = "SELECT body FROM turn WHERE conversation = ? AND sample = ? ORDER BY turn"
+    for (body,) in store.rows(query, (n, sample)):
+        prompt, answer, ended, messages = json.loads(body)
+        found.turns.append(Turn(prompt, answer, ended))
+        found.messages += messages
+        found.truncated = not ended
+    return found
+
+
+def samples_of(store: Store, n: int, samples: int) -> int:
+    """How many answers a conversation gets: a held-out one has one, whatever the others have."""
+    return 1 if store.one("SELECT side FROM conversation WHERE n = ?", (n,)) == "held_out" else samples
+
+
+def questions(conversation: Conversation) -> Iterator[tuple[Message, ...]]:
     """The messages that lead to each answer, since the answer before."""
     before = 0
     for prompt in conversation.prompts():
@@ -139,7 +194,7 @@ def _next_prompt(
         tally.drop_conversation(item.conversation, "later turns: the answer before them was cut")
         return None
     try:
-        prompt = template.prompt([*item.messages, *asked])
+        prompt = template.prompt([*item.messages, *asked], item.conversation.tools)
     except BadRow as error:
         tally.drop_conversation(item.conversation, f"later turns: {error.reason}")
         return None

@@ -1,46 +1,46 @@
 """Prompts in, a data artifact out: every step of preparing data, in order, for any target."""
 
-import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from deepspec.artifacts import MANIFEST, fingerprint, new_artifact, plain, read_manifest, without_name
-from deepspec.config.schema import Answers, DataConfig, OnError
-from deepspec.data.answers import Batches, Generate, Regenerated, regenerate
-from deepspec.data.conversation import Conversation, Tally
-from deepspec.data.dataset import (
-    Document,
-    Split,
-    save_documents,
-    save_draft_vocab,
-    save_prompts,
-    save_rows,
-    write_jsonl,
+from deepspec.artifacts import (
+    MANIFEST,
+    check_whole,
+    differences,
+    fingerprint,
+    new_artifact,
+    plain,
+    read_manifest,
+    refuse_to_replace,
+    without_name,
 )
+from deepspec.config.schema import Answers, DataConfig, Regenerate
+from deepspec.data.answers import Batches, Generate, Regenerated, regenerate, regenerated, samples_of
+from deepspec.data.augment import augment, read_augmentations
+from deepspec.data.augment.contract import Chat
+from deepspec.data.dataset import save_documents, save_draft_vocab, save_prompts, save_rows, write_jsonl
 from deepspec.data.documents import Reader
-from deepspec.data.prompts import prompts_sha256, read_prompts
-from deepspec.data.selection import builtin_prompts, hold_out, to_regenerate
+from deepspec.data.gather import Gathered, deciding, reasons
+from deepspec.data.ledger import Ledger
+from deepspec.data.selection import hold_out, to_regenerate
+from deepspec.data.served import NO_ANSWER, Server
+from deepspec.data.servers import Pool, Sampling
+from deepspec.data.store import Split, Store, stored
 from deepspec.data.summary import counts, summary
 from deepspec.data.template import ChatTemplate, check_system
 from deepspec.data.vocab import check_vocab_size, choose_draft_vocab, count_supervised
 from deepspec.errors import UserError
 
-FORMAT = 1  # of the artifact; goes up when equal inputs give other rows than before
+FORMAT = 2  # of the artifact; goes up when equal inputs give other rows than before
 MAKE = "python -m deepspec.prepare"
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """All conversations, content hashes of where they come from, and what was left out on the way."""
-
-    conversations: list[Conversation]
-    sources: dict[str, Any]
-    tally: Tally
+ANSWERS = "answers"  # in the artifact: the target's answers as generated, for data of other settings
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,32 @@ def build(
     *,
     draft_vocab_size: int | None,
     generate: Generate,
+    retry_errors: bool = False,
     say: Callable[[str], None] = print,
+    overwrite: bool = False,
+    made_by: str = MAKE,
 ) -> dict[str, Any]:
     """Write the data artifact `folder`, unless it is there already, made of the same things; its manifest.
 
+    One that was made of other things stays, and is an error, unless `overwrite`. made_by: the command that
+    makes it, for messages.
+
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
-    beside `folder` until the artifact is whole, so a stopped run loses at most one. `UserError` for settings,
-    files or rows that cannot be used, before anything is generated.
+    beside `folder` until the artifact is whole, so a stopped run loses at most one. retry_errors: ask servers
+    again for what failed in an earlier run, also where the artifact is whole without it. `UserError` for
+    settings, files or rows that cannot be used, before anything is generated.
     """
-    template = ChatTemplate(target.tokenizer, target.eos)
+    template = ChatTemplate(
+        target.tokenizer,
+        target.eos,
+        arguments=settings.template_args,
+        thinking=settings.thinking,
+        tags=settings.thinking_tags,
+    )
     _check_target(settings, target, template, draft_vocab_size)
     inputs = {
         "format": FORMAT,
-        "settings": {key: value for key, value in plain(settings).items() if key != "prompts"},
+        "settings": {key: value for key, value in deciding(settings).items() if key != "prompts"},
         "sources": gathered.sources,
         "target": dict(target.identity),
         "draft_vocab_size": draft_vocab_size,
@@ -85,25 +98,72 @@ def build(
     name = _made_of(inputs)
     work = work_folder(folder)
     if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder, MAKE)
-        if _made_of(manifest.get("inputs", {})) == name:
+        manifest = read_manifest(folder, made_by, ("inputs.target.name", "inputs.draft_vocab_size"))
+        failed = manifest.get("counts", {}).get("failed", 0)
+        if _made_of(manifest["inputs"]) != name:
+            difference = differences(_by_setting(manifest["inputs"]), _by_setting(inputs))
+            if not overwrite:
+                raise refuse_to_replace(folder, difference)
+            say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
+        elif not (retry_errors and failed):
+            check_whole(folder, manifest, made_by)
+            gathered.store.close()
             shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
-        say(f"{folder} was made of other settings, prompts or target: making it anew.")
-    reader = Reader(template, settings.max_length, gathered.tally)
+    reader = Reader(template, settings.max_length, target.vocab_size, gathered.tally, settings.supervise)
     recipe = {
         "target": without_name(target.identity),
         "temperature": settings.temperature,
+        "top_p": settings.top_p,
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
     }
-    documents, prompts = _documents(settings, reader, gathered.conversations, Batches(generate, work, recipe))
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    _write(folder, manifest, target, reader, documents=documents, prompts=prompts)
+    engine = Batches(generate, work, recipe, earlier=folder / ANSWERS)
+    with stored(work), _answerer(settings, engine, folder / ANSWERS, retry_errors) as answerer:
+        prompts = _documents(settings, reader, gathered.store, answerer)
+        _write(folder, manifest, target, reader, gathered, prompts, answerer)
+    gathered.store.close()
     shutil.rmtree(work, ignore_errors=True)
     say(summary(manifest, folder))
     return manifest
+
+
+@contextmanager
+def _answerer(
+    settings: DataConfig, engine: Batches, earlier: Path, retry_errors: bool
+) -> Iterator[Batches | Server]:
+    """What answers: the engine in batches, or servers. earlier: the answers of an artifact made before."""
+    if settings.regenerate is Regenerate.engine or settings.answers is Answers.given:
+        yield engine
+        return
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.server_args)
+    pool = Pool(
+        settings.servers,
+        sampling,
+        model=settings.server_model,
+        concurrency=settings.concurrency,
+        timeout=settings.timeout,
+        retries=settings.retries,
+    )
+    ledger = Ledger(engine.work / "answers.sqlite")
+    try:
+        ledger.take_over(earlier)
+        if retry_errors:
+            ledger.forget_failures()
+        asked = {"model": pool.model, "seed": settings.seed, **sampling.body(0)}
+        yield Server(pool, ledger, asked, settings.seed)
+    finally:
+        pool.close()
+        ledger.close()
+
+
+def _by_setting(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """An artifact's inputs under the names of the settings, for a person."""
+    named = {key: value for key, value in inputs.items() if key not in ("settings", "draft_vocab_size")}
+    named["target"] = without_name(inputs.get("target", {}))
+    return {**named, "data": inputs.get("settings"), "draft.vocab_size": inputs.get("draft_vocab_size")}
 
 
 def _made_of(inputs: Mapping[str, Any]) -> str:
@@ -129,42 +189,52 @@ def _write(
     manifest: dict[str, Any],
     target: TargetFacts,
     reader: Reader,
-    *,
-    documents: list[Document],
+    gathered: Gathered,
     prompts: list[dict[str, Any]],
+    answerer: Batches | Server,
 ) -> None:
     """Choose the draft vocabulary, pack, save; `manifest` gets the counts."""
-    train = [(item.tokens, item.loss_mask) for item in documents if item.split == "train"]
-    held = [(item.tokens, item.loss_mask) for item in documents if item.split == "held_out"]
-    frequency = count_supervised(train, target.vocab_size)
-    if int(frequency.sum()) == 0:
-        raise UserError(f"No prompt leaves a token to learn from. Left out: {_reasons(reader.tally)}.")
+    documents, tally = gathered.store.documents(), reader.tally
+
+    def frequency(split: Split) -> Tensor:
+        own = ((item.tokens, item.loss_mask) for item in documents if item.split == split)
+        return count_supervised(own, target.vocab_size)
+
+    train, held = frequency("train"), frequency("held_out")
+    if int(train.sum()) == 0:
+        raise UserError(f"No prompt leaves a token to learn from. Left out: {reasons(tally)}.")
     size = manifest["inputs"]["draft_vocab_size"]
-    vocab = choose_draft_vocab(frequency, size, target.tokenizer, target.eos)
+    vocab = choose_draft_vocab(train, size, target.tokenizer, target.eos)
     own = "plain (the tokenizer has none)" if reader.template.plain else "the tokenizer's own"
     with new_artifact(folder, manifest) as new:
         save_documents(new, documents)
         save_prompts(new, prompts)
+        answerer.keep(new / ANSWERS)
         save_draft_vocab(new, vocab.target_ids)
         splits: tuple[Split, ...] = ("train", "held_out")
         rows: dict[str, int] = {
             split: save_rows(new, split, documents, reader.max_length, _pad(target)) for split in splits
         }
-        if reader.tally.rejects:
-            write_jsonl(new / "rejects.jsonl", reader.tally.rejects)
+        if tally.rejects:
+            write_jsonl(new / "rejects.jsonl", tally.rejects)
+        if gathered.overlaps:
+            write_jsonl(new / "overlaps.jsonl", gathered.overlaps)
         manifest["template"] = own
         manifest["counts"] = {
-            **counts(documents, rows, reader.max_length, len(prompts)),
-            "left_out": dict(sorted(reader.tally.counts.items())),
-            "noted": {key: count for key, count in sorted(reader.numbers.items()) if count},
+            **counts(gathered.store, rows, reader.max_length, len(prompts)),
+            "read": gathered.read,
+            "failed": sum(count for reason, count in tally.counts.items() if reason.endswith(NO_ANSWER)),
+            "shapes": dict(sorted(tally.shapes.items())),
+            "left_out": dict(sorted(tally.counts.items())),
+            "noted": {key: count for key, count in sorted((reader.numbers + tally.notes).items()) if count},
         }
         manifest["draft_vocab"] = {
             "size": vocab.size,
             "full": vocab.target_ids is None,
             "always_kept": vocab.always,
             "supervised_tokens_seen": vocab.seen,
-            "coverage_train": vocab.coverage(frequency),
-            "coverage_held_out": vocab.coverage(count_supervised(held, target.vocab_size)) if held else None,
+            "coverage_train": vocab.coverage(train),
+            "coverage_held_out": vocab.coverage(held) if int(held.sum()) else None,
         }
 
 
@@ -173,81 +243,86 @@ def work_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.work")
 
 
-def check_settings(settings: DataConfig) -> None:
-    """`UserError` for settings that do not go together; bounds of single numbers are the configuration's."""
-    if settings.prompts is None and settings.builtin_prompts == 0:
-        raise UserError("There are no prompts: set data.prompts to a file, or data.builtin_prompts above 0.")
-    if settings.answers is Answers.mixed and settings.regenerated_prompts is None:
-        raise UserError(
-            "data.answers=mixed needs data.regenerated_prompts: how many prompts get the target's own answer."
-        )
-
-
-def gather(settings: DataConfig) -> Gathered:
-    """The conversations of the prompts file and of the built-in sources.
-
-    Needs no target, so that a wrong setting or a bad file is known in seconds: `UserError`.
-    """
-    check_settings(settings)
-    tally = Tally(strict=settings.on_error is OnError.strict)
-    found: list[Conversation] = []
-    sources: dict[str, Any] = {}
-    if settings.prompts is not None:
-        path = Path(settings.prompts)
-        sources["prompts"] = prompts_sha256(path)
-        found += read_prompts(path, tally)
-        if not found:
-            raise UserError(f"{path} leaves no prompt to use. Left out: {_reasons(tally)}.")
-    if settings.builtin_prompts:
-        limit: int | None = None  # of prompts without a given answer, lest most of them be of no use
-        if settings.answers is Answers.given:
-            limit = settings.held_out_prompts // 2
-        elif settings.answers is Answers.mixed:
-            limit = (settings.regenerated_prompts or 0) // 2 + settings.held_out_prompts // 2
-        builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
-        found += builtin
-        sources.update(hashes, python=platform.python_version())
-    return Gathered(found, sources, tally)
-
-
 def _documents(
-    settings: DataConfig, reader: Reader, conversations: list[Conversation], batches: Batches
-) -> tuple[list[Document], list[dict[str, Any]]]:
-    """Split, answer, render: the documents of both sides and the held-out prompts."""
+    settings: DataConfig, reader: Reader, store: Store, answerer: Batches | Server
+) -> list[dict[str, Any]]:
+    """Split, answer, render: documents of both sides into the store; returns the held-out prompts."""
     tally = reader.tally
-    all_regenerated = settings.answers is Answers.regenerated
-    usable = reader.usable(conversations, settings.system, ignore_answers=all_regenerated)
-    if not usable:
-        raise UserError(f"No prompt is left after filtering. Left out: {_reasons(tally)}.")
-    train, held = hold_out(usable, settings.held_out_prompts, settings.seed, tally)
-    if len(held) < settings.held_out_prompts:
-        reader.numbers["held-out prompts fewer than asked"] = settings.held_out_prompts - len(held)
-    count = {Answers.regenerated: len(train), Answers.given: 0}.get(
+    reader.usable(store, settings.system, settings.answers is Answers.regenerated, settings.seed)
+    if store.count() == 0:
+        raise UserError(f"No prompt is left after filtering. Left out: {reasons(tally)}.")
+    held = hold_out(store, settings.held_out_prompts, tally)
+    if held < settings.held_out_prompts:
+        reader.numbers["held-out prompts fewer than asked"] = settings.held_out_prompts - held
+    augmentations = read_augmentations(settings.augment)
+    if augmentations:
+        answers_all = settings.answers is Answers.regenerated
+        augment(
+            store,
+            augmentations,
+            lambda item: reader.fits(item, store, answers_all),
+            _chat(answerer, reader, settings.batch_size),
+            tally.notes,
+        )
+    count = {Answers.regenerated: store.count(), Answers.given: 0}.get(
         settings.answers, settings.regenerated_prompts or 0
     )
-    anew = to_regenerate(train, count, settings.seed)
-    documents: list[Document] = []
-    for conversation in train:
-        if conversation.id in anew:
-            continue
-        if any(message["role"] == "assistant" for message in conversation.messages):
-            documents += reader.given(conversation)
+    to_regenerate(store, count, settings.seed)
+    for n, conversation in store.conversations("NOT anew"):
+        answered = any(message["role"] == "assistant" for message in conversation.messages)
+        if conversation.row or (answered and not conversation.changed_by):
+            store.add_documents(n, reader.given(conversation))
         else:
             tally.drop_conversation(conversation, "no given answer, and not regenerated")
-    answered = regenerate(
-        [*held, *(item for item in train if item.id in anew)],
-        reader.template,
-        batches,
-        batch_size=settings.batch_size,
-        longest_prompt=reader.longest_prompt,
-        seed=settings.seed,
-        tally=tally,
-    )
-    outside = {item.id for item in held}
-    for item in answered:
-        documents += reader.regenerated(item, "held_out" if item.conversation.id in outside else "train")
-    prompts = [_prompt(item) for item in answered if item.conversation.id in outside]
-    return sorted(documents, key=lambda item: item.conversation.id), prompts
+    if isinstance(answerer, Server):
+        answerer.regenerate(store, reader.template, samples=settings.samples, tally=tally)
+    else:
+        regenerate(
+            store,
+            reader.template,
+            answerer,
+            batch_size=settings.batch_size,
+            longest_prompt=reader.longest_prompt,
+            seed=settings.seed,
+            samples=settings.samples,
+            tally=tally,
+        )
+    prompts = []
+    for n, conversation in store.conversations("anew", "id"):
+        side = store.one("SELECT side FROM conversation WHERE n = ?", (n,))
+        for sample in range(samples_of(store, n, settings.samples)):
+            item = regenerated(store, n, conversation, sample)
+            if item.turns:
+                store.add_documents(n, reader.regenerated(item, side))
+                if side == "held_out":
+                    prompts.append(_prompt(item))
+    return prompts
+
+
+def _chat(answerer: Batches | Server, reader: Reader, batch_size: int) -> Chat:
+    """Single questions to whatever answers; a cut or missing answer is None."""
+    if isinstance(answerer, Server):
+        return answerer.chat
+    template = reader.template
+
+    def chat(texts: list[str], seeds: list[int]) -> list[str | None]:
+        found: list[str | None] = []
+        for start in range(0, len(texts), batch_size):
+            part = texts[start : start + batch_size]
+            prompts = [template.prompt([{"role": "user", "content": text}]) for text in part]
+            fitting = [at for at, prompt in enumerate(prompts) if len(prompt) <= reader.longest_prompt]
+            answers: list[str | None] = [None] * len(part)
+            if fitting:
+                made, _ = answerer.answers(
+                    [prompts[at] for at in fitting], [seeds[start + at] for at in fitting]
+                )
+                for at, answer in zip(fitting, made, strict=True):
+                    ended = bool(answer) and answer[-1] in template.eos
+                    answers[at] = template.answer_text(answer) if ended else None
+            found += answers
+        return found
+
+    return chat
 
 
 def _prompt(item: Regenerated) -> dict[str, Any]:
@@ -263,7 +338,3 @@ def _prompt(item: Regenerated) -> dict[str, Any]:
 def _pad(target: TargetFacts) -> int:
     pad = target.tokenizer.pad_token_id
     return int(pad) if pad is not None else min(target.eos, default=0)
-
-
-def _reasons(tally: Tally) -> str:
-    return ", ".join(f"{count} × {reason}" for reason, count in sorted(tally.counts.items())) or "none"

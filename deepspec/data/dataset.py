@@ -1,11 +1,10 @@
-"""Documents on disk: unpacked (`conversations/`), packed for training (`train/`, `held_out/`), as prompts."""
+"""The data artifact's tables on disk: `conversations/`, packed `train/` and `held_out/`, prompts, draft vocab."""
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -13,90 +12,100 @@ from datasets import Dataset, load_from_disk
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deepspec.artifacts import fingerprint
-from deepspec.data.conversation import Conversation, Message
 from deepspec.data.packing import pack
+from deepspec.data.store import Document, Split
 from deepspec.errors import UserError
 
-Split = Literal["train", "held_out"]
 COLUMNS = ("tokens", "loss_mask", "documents", "positions")
 DRAFT_VOCAB = "draft_vocab.safetensors"
 HELD_OUT_PROMPTS = "held_out_prompts.jsonl"
+BATCH = 256  # rows in memory at a time
+SMALL = pa.list_(pa.int32())
+TEXTS = ("id", "group", "category", "source", "origin", "split", "messages")
+CONVERSATIONS = pa.schema(
+    [
+        *((name, pa.string()) for name in TEXTS),
+        *(("truncated", pa.bool_()), ("changed_by", pa.string()), ("tokens", SMALL), ("loss_mask", SMALL)),
+    ]
+)
 
 
-@dataclass(frozen=True)
-class Document:
-    """One training document: a conversation, or one turn of it where the template rewrites history.
-
-    origin: whose answers, "given" or "regenerated". truncated: its last answer ran
-    into the generation limit.
-    """
-
-    conversation: Conversation
-    messages: Sequence[Message]
-    tokens: list[int]
-    loss_mask: list[int]
-    origin: str
-    split: Split
-    truncated: bool = False
-
-
-def save_documents(folder: Path, documents: Sequence[Document]) -> None:
+def save_documents(folder: Path, documents: Iterable[Document]) -> None:
     """`folder/conversations`: one row a document, with what it says and where it comes from."""
-    small = pa.list_(pa.int32())
-    names = [
-        *(
-            (name, pa.string())
-            for name in ("id", "group", "category", "source", "origin", "split", "messages")
-        ),
-        *(("truncated", pa.bool_()), ("tokens", small), ("loss_mask", small)),
-    ]
-    rows = [
-        {
-            "id": item.conversation.id,
-            "group": item.conversation.group,
-            "category": item.conversation.category,
-            "source": item.conversation.source,
-            "origin": item.origin,
-            "split": item.split,
-            "messages": json.dumps(list(item.messages), ensure_ascii=False),
-            "truncated": item.truncated,
-            "tokens": item.tokens,
-            "loss_mask": item.loss_mask,
-        }
-        for item in documents
-    ]
-    _save(pa.Table.from_pylist(rows, schema=pa.schema(names)), folder / "conversations")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rows: list[dict[str, Any]] = []
+        for item in documents:
+            rows.append(_row(item))
+            if len(rows) == BATCH:
+                yield pa.RecordBatch.from_pylist(rows, schema=CONVERSATIONS)
+                rows = []
+        if rows:
+            yield pa.RecordBatch.from_pylist(rows, schema=CONVERSATIONS)
+
+    _save(folder / "conversations", CONVERSATIONS, batches())
+
+
+def _row(item: Document) -> dict[str, Any]:
+    return {
+        "id": item.conversation.id,
+        "group": item.conversation.group,
+        "category": item.conversation.category,
+        "source": item.conversation.source,
+        "origin": item.origin,
+        "split": item.split,
+        "messages": json.dumps(list(item.messages), ensure_ascii=False),
+        "truncated": item.truncated,
+        "changed_by": ", ".join(item.conversation.changed_by),
+        "tokens": item.tokens,
+        "loss_mask": item.loss_mask,
+    }
 
 
 def save_rows(folder: Path, split: Split, documents: Sequence[Document], length: int, pad: int) -> int:
     """Pack one split's documents into `folder/<split>`; returns the number of rows."""
-    own = [item for item in documents if item.split == split]
-    packed = pack([item.tokens for item in own], [item.loss_mask for item in own], length, pad)
-    column = pa.list_(pa.int32())
-    arrays = {name: pa.array(list(getattr(packed, name)), type=column) for name in COLUMNS}
-    _save(pa.table(arrays), folder / split)
-    return len(packed.tokens)
+    own, lengths = [], []
+    for index, item in enumerate(documents):
+        if item.split == split:
+            own.append(index)
+            lengths.append(len(item.tokens))
+    schema = pa.schema([(name, SMALL) for name in COLUMNS])
+    rows = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for packed in pack(lengths, lambda index: documents[own[index]], length, pad, BATCH):
+            arrays = [pa.array(list(getattr(packed, name)), type=SMALL) for name in COLUMNS]
+            rows += len(packed.tokens)
+            yield pa.record_batch(arrays, schema=schema)
+
+    _save(folder / split, schema, batches())
+    return rows
 
 
-def _save(table: pa.Table, folder: Path) -> None:
-    # A fingerprint of the content, not datasets' own: equal rows must give equal bytes.
-    digest = fingerprint([folder.name, str(table.schema), table.num_rows, _digest(table)])
-    rows = Dataset(table, fingerprint=digest)
+def _save(folder: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    """A folder as `Dataset.save_to_disk` makes one, written batch by batch.
+
+    Its fingerprint is one of the content, not datasets' own: equal rows must give equal bytes.
+    """
+    data = folder.with_name(f"{folder.name}.arrow")
+    with pa.OSFile(str(data), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    digest = hashlib.sha256(str(schema).encode())
+    with data.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    frame = Dataset(schema.empty_table(), fingerprint=digest.hexdigest()[:16])
     hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        rows.save_to_disk(str(folder), num_shards=1)
+        frame.save_to_disk(str(folder), num_shards=1)
     finally:
         if not hidden:
             datasets.enable_progress_bars()
-
-
-def _digest(table: pa.Table) -> str:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return hashlib.sha256(sink.getvalue()).hexdigest()
+    (empty,) = folder.glob("*.arrow")
+    data.replace(empty)
 
 
 def load_rows(folder: Path, split: Split) -> Dataset:
@@ -129,7 +138,7 @@ def load_draft_vocab(folder: Path) -> Tensor | None:
     return load_file(str(path))["target_ids"] if path.is_file() else None
 
 
-def save_prompts(folder: Path, prompts: Sequence[dict[str, Any]]) -> None:
+def save_prompts(folder: Path, prompts: Iterable[dict[str, Any]]) -> None:
     """`held_out_prompts.jsonl`: id, category, messages and the templated prompt's tokens, one a line."""
     write_jsonl(folder / HELD_OUT_PROMPTS, prompts)
 
@@ -144,7 +153,8 @@ def load_prompts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n") if line]
 
 
-def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """One JSON object a line, UTF-8."""
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")

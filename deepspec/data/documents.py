@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from deepspec.config.schema import Supervise
 from deepspec.data.answers import Regenerated
-from deepspec.data.conversation import BadRow, Conversation, Tally, content_key
-from deepspec.data.dataset import Document, Split
-from deepspec.data.template import ChatTemplate, Row, Turn, given_turns, join_turns
+from deepspec.data.conversation import BadRow, Conversation, Row, Tally, content_key, hash_order
+from deepspec.data.store import Document, Split, Store
+from deepspec.data.template import ChatTemplate, Turn, given_turns, join_turns
 
 LEAST_SUPERVISED = 2  # a draft starts at a token the assistant wrote and predicts another
 
@@ -22,7 +24,9 @@ class Reader:
 
     template: ChatTemplate
     max_length: int
+    vocab_size: int
     tally: Tally
+    supervise: Supervise = Supervise.all
     numbers: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -30,43 +34,83 @@ class Reader:
         """Tokens a prompt may have so that something is left to learn."""
         return self.max_length - LEAST_SUPERVISED
 
-    def usable(
-        self, conversations: Sequence[Conversation], system: str | None, ignore_answers: bool
-    ) -> list[Conversation]:
-        """Those the template takes and whose first prompt fits, duplicates left out, `system` in front.
+    @cached_property
+    def longest_text(self) -> int:
+        """Characters that no prompt within the limit can have: more are not even tokenised."""
+        longest = max((len(piece) for piece in self.template.tokenizer.get_vocab()), default=1)
+        return self.max_length * longest
 
-        ignore_answers: conversations that differ in their given answers only are duplicates too.
+    def usable(self, store: Store, system: str | None, regenerate_all: bool, seed: int) -> None:
+        """Leave those the template takes and whose first prompt fits, duplicates left out, `system` in front.
+
+        regenerate_all: conversations that differ in their given answers only are duplicates too, and
+        ready-made tokens have no prompt to answer. Draws each one's place in the shuffle of the split.
         """
-        found, seen = [], set()
-        for bare in conversations:
-            item = bare.with_system(system)
-            asked = [m for m in item.messages if not (ignore_answers and m["role"] == "assistant")]
-            key = content_key(asked)
-            if key in seen:
-                self.tally.drop_conversation(item, "duplicate")
-                continue
-            seen.add(key)
-            try:
-                length = len(self.template.prompt(next(item.prompts())))
-            except BadRow as error:
-                self._bad(error, item)
-                continue
-            if length > self.longest_prompt:
+        for n, bare in store.conversations():
+            item = self._usable(bare.with_system(system), store, regenerate_all)
+            if item is None:
+                store.remove(n)
+            else:
+                store.replace(n, item, hash_order(seed, f"hold out {item.key}"))
+
+    def _usable(self, item: Conversation, store: Store, regenerate_all: bool) -> Conversation | None:
+        if item.row is not None and regenerate_all:
+            self.tally.drop_conversation(item, "ready-made tokens, and data.answers=regenerated")
+            return None
+        if self._seen(item, store, regenerate_all):
+            self.tally.drop_conversation(item, "duplicate")
+            return None
+        try:
+            if item.row is not None:
+                self._check_tokens(item.row)
+            elif self._too_long(item):
                 self.tally.drop_conversation(item, "prompt longer than data.max_length")
-                continue
-            found.append(item)
-        return found
+                return None
+        except BadRow as error:
+            self._bad(error, item)
+            return None
+        return item
+
+    def _seen(self, item: Conversation, store: Store, regenerate_all: bool) -> bool:
+        if item.row is not None:
+            return store.seen(item.key)
+        asked = [m for m in item.messages if not (regenerate_all and m["role"] == "assistant")]
+        return store.seen(content_key(asked, item.tools))
+
+    def fits(self, item: Conversation, store: Store, regenerate_all: bool) -> bool:
+        """Whether an augmented conversation can be used and is none that is there already."""
+        try:
+            return not self._too_long(item) and not self._seen(item, store, regenerate_all)
+        except BadRow:
+            return False
+
+    def _too_long(self, item: Conversation) -> bool:
+        first = next(item.prompts())
+        if sum(len(message["content"]) for message in first) > self.longest_text:
+            return True
+        return len(self.template.prompt(first, item.tools)) > self.longest_prompt
+
+    def _check_tokens(self, row: Row) -> None:
+        wrong = next((token for token in row.tokens if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:
+            raise BadRow("not the target's tokens", f"{wrong} is not in its vocabulary of {self.vocab_size}")
 
     def given(self, conversation: Conversation) -> list[Document]:
         """Documents with the conversation's own answers, for training."""
+        if conversation.row is not None:
+            rows = [self._cut(row, conversation) for row in [conversation.row]]
+            return [
+                Document(conversation, (), row.tokens, row.loss_mask, "given", "train") for row in rows if row
+            ]
         try:
-            turns = given_turns(self.template, conversation.messages)
+            messages = self.template.without_thoughts(conversation.messages)
+            turns = self._turns(messages, conversation)
         except BadRow as error:
             self._bad(error, conversation)
             return []
-        messages = list(conversation.messages)
         while messages[-1]["role"] != "assistant":
             messages.pop()
+            self.numbers["messages after the last given answer, not learned from"] += 1
         return [
             Document(conversation, messages, row.tokens, row.loss_mask, "given", "train")
             for row in self._rows(turns, conversation)
@@ -75,26 +119,42 @@ class Reader:
     def regenerated(self, item: Regenerated, split: Split) -> list[Document]:
         """Documents with the target's own answers."""
         self.numbers["answers cut by max_new_tokens"] += item.truncated
-        conversation = item.conversation
+        turns = item.turns[-1:] if self.supervise is Supervise.last else item.turns
         return [
             Document(
-                conversation, item.messages, row.tokens, row.loss_mask, "regenerated", split, item.truncated
+                item.conversation,
+                item.messages,
+                row.tokens,
+                row.loss_mask,
+                "regenerated",
+                split,
+                item.truncated,
             )
-            for row in self._rows(item.turns, conversation)
+            for row in self._rows(turns, item.conversation)
         ]
+
+    def _turns(self, messages: Sequence[dict[str, object]], conversation: Conversation) -> list[Turn]:
+        return given_turns(self.template, messages, conversation.tools, self.supervise is Supervise.last)
 
     def _rows(self, turns: Sequence[Turn], conversation: Conversation) -> Iterator[Row]:
         self.numbers["turns tokenised in two pieces"] += sum(turn.straddled for turn in turns)
         self.numbers["given answers without end-of-turn token"] += sum(turn.open_ended for turn in turns)
+        self.numbers["thoughts the chat template leaves out"] += sum(turn.thought_lost for turn in turns)
+        self.numbers["thoughts masked"] += sum(turn.unlearned > 0 for turn in turns)
         for row in join_turns(turns, self.template.eos):
-            cut = Row(row.tokens[: self.max_length], row.loss_mask[: self.max_length])
-            if sum(cut.loss_mask) < LEAST_SUPERVISED:
-                beyond = sum(row.loss_mask) >= LEAST_SUPERVISED
-                reason = "answer beyond data.max_length" if beyond else "answer of fewer than two tokens"
-                self.tally.drop_conversation(conversation, reason)
-                continue
-            self.numbers["documents cut at data.max_length"] += len(cut.tokens) < len(row.tokens)
-            yield cut
+            cut = self._cut(row, conversation)
+            if cut is not None:
+                yield cut
+
+    def _cut(self, row: Row, conversation: Conversation) -> Row | None:
+        cut = Row(row.tokens[: self.max_length], row.loss_mask[: self.max_length])
+        if sum(cut.loss_mask) < LEAST_SUPERVISED:
+            beyond = sum(row.loss_mask) >= LEAST_SUPERVISED
+            reason = "answer beyond data.max_length" if beyond else "answer of fewer than two tokens"
+            self.tally.drop_conversation(conversation, reason)
+            return None
+        self.numbers["documents cut at data.max_length"] += len(cut.tokens) < len(row.tokens)
+        return cut
 
     def _bad(self, error: BadRow, conversation: Conversation) -> None:
         self.tally.bad(error, conversation.source, conversation.line, conversation.id)

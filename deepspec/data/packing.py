@@ -1,13 +1,23 @@
 """Documents of any length into rows of one length, with little padding and no document torn apart."""
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.int32]
+
+
+class HasTokens(Protocol):
+    """A document, as far as packing needs it."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def loss_mask(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
@@ -46,24 +56,30 @@ def assign_rows(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack(
-    tokens: Sequence[Sequence[int]], masks: Sequence[Sequence[int]], length: int, pad: int
-) -> PackedRows:
-    """Pack documents (`tokens` and `masks`, pairwise of equal length) into rows of `length` tokens."""
-    assigned = assign_rows([len(document) for document in tokens], length)
-    shape = (len(assigned), length)
-    packed = PackedRows(
-        tokens=np.full(shape, pad, dtype=np.int32),
-        loss_mask=np.zeros(shape, dtype=np.int32),
-        documents=np.full(shape, -1, dtype=np.int32),
-        positions=np.zeros(shape, dtype=np.int32),
-    )
-    for row, members in enumerate(assigned):
-        start = 0
-        for number, index in enumerate(members):
-            end = start + len(tokens[index])
-            packed.tokens[row, start:end] = tokens[index]
-            packed.loss_mask[row, start:end] = masks[index]
-            packed.documents[row, start:end] = number
-            packed.positions[row, start:end] = np.arange(end - start)
-            start = end
-    return packed
+    lengths: Sequence[int], document: Callable[[int], HasTokens], length: int, pad: int, batch: int
+) -> Iterator[PackedRows]:
+    """Pack documents into rows of `length` tokens, `batch` rows at a time.
+
+    lengths: tokens of each. document: its number → its `tokens` and `loss_mask`, asked for once each.
+    """
+    assigned = assign_rows(lengths, length)
+    for first in range(0, len(assigned), batch):
+        part = assigned[first : first + batch]
+        shape = (len(part), length)
+        packed = PackedRows(
+            tokens=np.full(shape, pad, dtype=np.int32),
+            loss_mask=np.zeros(shape, dtype=np.int32),
+            documents=np.full(shape, -1, dtype=np.int32),
+            positions=np.zeros(shape, dtype=np.int32),
+        )
+        for row, members in enumerate(part):
+            start = 0
+            for number, index in enumerate(members):
+                item = document(index)
+                end = start + len(item.tokens)
+                packed.tokens[row, start:end] = item.tokens
+                packed.loss_mask[row, start:end] = item.loss_mask
+                packed.documents[row, start:end] = number
+                packed.positions[row, start:end] = np.arange(end - start)
+                start = end
+        yield packed

@@ -1,11 +1,12 @@
 """Which prompts to take, which to hold out, which the target answers anew. Seeded hashes, no stream."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from deepspec.data.conversation import Conversation, Tally, hash_order
 from deepspec.data.questions import question_prompts
 from deepspec.data.stdlib import stdlib_prompts
+from deepspec.data.store import Store
 from deepspec.errors import UserError
 
 
@@ -57,57 +58,64 @@ def spread(conversations: Sequence[Conversation]) -> Iterator[Conversation]:
         pending = left
 
 
-def hold_out(
-    conversations: Sequence[Conversation], count: int, seed: int, tally: Tally
-) -> tuple[list[Conversation], list[Conversation]]:
-    """Split into (train, held out): `count` held out, spread evenly over categories, whole groups apart.
+def hold_out(store: Store, count: int, tally: Tally) -> int:
+    """Move `count` conversations to the held-out side, spread evenly over categories, whole groups apart.
 
-    Groups already touched are used up first; what is left of them then belongs to neither side and is
-    counted. No more than a quarter of the prompts is held out.
+    In the order of the store's draw. Groups already touched are used up first; what is left of them then
+    belongs to neither side and is counted. No more than a quarter of the prompts is held out, and no
+    ready-made tokens. Returns how many were.
     """
     if count == 0:
-        return list(conversations), []
-    count = min(count, len(conversations) // 4)
+        return 0
+    there = store.count("NOT ready")
+    count = min(count, there // 4)
     if count == 0:
         raise UserError(
-            f"{len(conversations)} prompts are too few to hold any out for evaluation: four are the least. "
+            f"{there} prompts are too few to hold any out for evaluation: four are the least. "
             "Add prompts, or set data.held_out_prompts=0 and give evaluate.prompts a file of its own."
         )
-    held: list[Conversation] = []
-    groups: set[str] = set()
-    queues: dict[str, list[Conversation]] = defaultdict(list)
-    for conversation in sorted(conversations, key=lambda item: hash_order(seed, f"hold out {item.key}")):
-        queues[conversation.category].append(conversation)
-    while len(held) < count:
-        for category in sorted(queues):
-            queue = queues[category]
-            if queue and len(held) < count:
-                index = _first(queue, lambda item: item.group in groups)
-                taken = queue.pop(index or 0)
-                groups.add(taken.group)
-                held.append(taken)
-    names = {conversation.id for conversation in held}
-    train = []
-    for conversation in conversations:
-        if conversation.group not in groups:
-            train.append(conversation)
-        elif conversation.id not in names:
-            tally.drop_conversation(conversation, "shares its group with a held-out prompt")
-    if not train:
+    pending = [name for (name,) in store.rows("SELECT DISTINCT category FROM conversation ORDER BY category")]
+    held = 0
+    while held < count:
+        for category in list(pending):
+            n = _next_held(store, category)
+            if n is None:
+                pending.remove(category)
+            elif held < count:
+                store.run("INSERT OR IGNORE INTO held_group SELECT grp FROM conversation WHERE n = ?", (n,))
+                store.run("UPDATE conversation SET side = 'held_out', anew = 1 WHERE n = ?", (n,))
+                held += 1
+    shared = "side = 'train' AND grp IN (SELECT grp FROM held_group)"
+    for n, conversation in store.conversations(shared):
+        tally.drop_conversation(conversation, "shares its group with a held-out prompt")
+        store.remove(n)
+    if store.count("side = 'train'") == 0:
         raise UserError(
             "Every prompt shares its group with a held-out prompt, so none is left for training. "
             "Give the prompts more groups, or lower data.held_out_prompts."
         )
-    return train, sorted(held, key=lambda conversation: conversation.id)
+    return held
 
 
-def _first(queue: Sequence[Conversation], wanted: Callable[[Conversation], bool]) -> int | None:
-    return next((index for index, item in enumerate(queue) if wanted(item)), None)
+def _next_held(store: Store, category: str) -> int | None:
+    """The next row of a category to hold out: of a group already touched, else the first."""
+    free = "SELECT n FROM conversation WHERE category = ? AND side = 'train' AND NOT ready"
+    for more in (" AND grp IN (SELECT grp FROM held_group)", ""):
+        n = store.one(f"{free}{more} ORDER BY draw, n LIMIT 1", (category,))
+        if n is not None:
+            return int(n)
+    return None
 
 
-def to_regenerate(conversations: Sequence[Conversation], count: int, seed: int) -> set[str]:
-    """Ids of `count` prompts: those without a given answer first, evenly over categories within each kind."""
-    shuffled = sorted(conversations, key=lambda item: hash_order(seed, f"regenerate {item.key}"))
-    unanswered = spread([item for item in shuffled if not item.has_answer])
-    answered = spread([item for item in shuffled if item.has_answer])
-    return {item.id for item in [*unanswered, *answered][:count]}
+def to_regenerate(store: Store, count: int, seed: int) -> None:
+    """Mark `count` of the training conversations: those without a given answer first, evenly over categories
+    within each kind."""
+    store.run("CREATE TEMP TABLE lot (n INTEGER PRIMARY KEY, draw INTEGER)")
+    for n, key in store.rows("SELECT n, key FROM conversation WHERE side = 'train' AND NOT ready"):
+        store.run("INSERT INTO lot VALUES (?, ?)", (n, hash_order(seed, f"regenerate {key}")))
+    store.run(
+        "UPDATE conversation SET anew = 1 WHERE n IN (SELECT n FROM (SELECT n, answered, category, row_number()"
+        " OVER (PARTITION BY answered, category ORDER BY lot.draw, n) AS place FROM lot JOIN conversation"
+        " USING (n)) ORDER BY answered, place, category LIMIT ?)",
+        (count,),
+    )

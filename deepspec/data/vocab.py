@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -29,11 +30,11 @@ class DraftVocab:
 
 def count_supervised(rows: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int) -> Tensor:
     """int64 [V]: how often each token is supervised in (tokens, loss_mask) rows."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    counts = np.zeros(vocab_size, dtype=np.int64)
     for tokens, mask in rows:
-        chosen = torch.tensor(tokens, dtype=torch.int64)[torch.tensor(mask, dtype=torch.bool)]
-        counts += torch.bincount(chosen, minlength=vocab_size)
-    return counts
+        chosen, often = np.unique(np.asarray(tokens)[np.asarray(mask, dtype=bool)], return_counts=True)
+        counts[chosen.astype(np.int64)] += often
+    return torch.from_numpy(counts)
 
 
 def choose_draft_vocab(

@@ -1,71 +1,112 @@
 """The requests being decoded now: prompts enter alone, rounds advance all rows, finished rows leave."""
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from deepspec.decoding import acceptance
+from deepspec.decoding.clock import Laps
 from deepspec.decoding.control import RoundControl
 from deepspec.decoding.randomness import Purpose, uniforms
-from deepspec.decoding.request import Request, Result, Round
-from deepspec.decoding.sampling import distributions, draw
-from deepspec.drafts.contract import Beginning, Committed, DraftContext, Drafter, Proposal
+from deepspec.decoding.request import Request, Round
+from deepspec.decoding.row import Detokenise, Row
+from deepspec.decoding.sampling import distributions, draw, penalise, penalise_paths
+from deepspec.decoding.schedule import RoundPlan
+from deepspec.decoding.scheduler import Past, Scheduler
+from deepspec.decoding.trees import longest_path, size_of, topological
+from deepspec.drafts.contract import (
+    Beginning,
+    Committed,
+    DraftContext,
+    Drafter,
+    DynamicTree,
+    Proposal,
+    StaticTree,
+)
 from deepspec.errors import UserError
-from deepspec.target import State, Target, chain
+from deepspec.target import Layout, State, Target, chain
+from deepspec.target.layout import tree as tree_layout
+
+
+@dataclass(frozen=True)
+class How:
+    """How a round drafts and judges. k: drafted tokens of a chain. tree: None = a chain. See `Engine`."""
+
+    k: int = 5
+    rule: str = "auto"
+    tree: StaticTree | DynamicTree | None = None
+    sampled_children: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Drafted tokens that a round may accept at most."""
+        return self.k if self.tree is None else longest_path(self.tree)
+
+    @property
+    def most(self) -> int:
+        """Drafted tokens that the target reads in a round at most."""
+        return self.k if self.tree is None else max(size_of(self.tree), self.longest)
+
+
+FIXED_POINT = 2**30  # of a confidence among whole numbers
 
 
 @dataclass
-class Row:
-    """One request's progress. tokens[-1] is the pending token, known but not yet in the state."""
+class Trial:
+    """A proposal as the target reads it. tokens: [B, N+1], the pending ones first. shape: of trees. sound: [B],
+    the draft's parents were a tree."""
 
-    request: Request
-    limit: int  # longest answer: max_new_tokens, or what the context still holds
-    started: float
-    tokens: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    prefill_seconds: float = 0.0
+    proposal: Proposal
+    tokens: Tensor
+    layout: Layout
+    shape: acceptance.Shape | None
+    sound: Tensor | None
+
+
+@dataclass
+class Outcome:
+    """A round's result on the host, a Python value a row. tokens: the accepted ones, then the target's own.
+    deepest: the longest path that was verified. path: [B, N+1] on the device, which of `Trial.tokens` stay in
+    the target's state (None: the first ones). confidence: of a chain's tokens; empty where the draft gave none."""
+
+    tokens: list[list[int]]
+    broken: list[bool]
+    deepest: list[int]
+    path: Tensor | None
+    confidence: list[list[float]]
 
     @property
-    def remaining(self) -> int:
-        return self.limit - len(self.tokens)
+    def counts(self) -> list[int]:
+        return [len(tokens) for tokens in self.tokens]
 
-    def commit(self, tokens: list[int]) -> list[int]:
-        """Take in a round's tokens up to an end token or the limit; returns those that were kept."""
-        kept = tokens[: self.remaining]
-        for index, token in enumerate(kept):
-            if token in self.request.eos:
-                kept = kept[: index + 1]
-                break
-        self.tokens += kept
-        return kept
 
-    @property
-    def finish(self) -> str | None:
-        if self.tokens[-1] in self.request.eos:
-            return "eos"
-        return "length" if self.remaining <= 0 else None
-
-    def result(self) -> Result:
-        seconds = time.perf_counter() - self.started - self.prefill_seconds
-        return Result(
-            self.request.id, self.tokens, self.finish or "", self.prefill_seconds, seconds, self.rounds
-        )
+Observe = Callable[["list[Row]", Trial, Tensor], None]
 
 
 class Batch:
     """Up to `max_rows` requests on one state.
 
-    Plain decoding (`draft` None) is the same round with an empty proposal: no hooks, capture or rule.
+    Plain decoding (`draft` None) is the same round with an empty proposal: no hooks, capture, schedule or rule.
+    scheduler: None = verify what is drafted. observe: called with each round's trial and the logits it was
+    judged by, [B, N+1, V] after penalties, before anything is kept.
     """
 
     def __init__(
-        self, target: Target, draft: Drafter | None, k: int, max_rows: int, sampled_rule: bool
+        self,
+        target: Target,
+        draft: Drafter | None,
+        how: How,
+        max_rows: int,
+        detokenise: Detokenise | None = None,
+        scheduler: Scheduler | None = None,
+        observe: Observe | None = None,
     ) -> None:
-        self.target, self.draft, self.k, self.max_rows = target, draft, k, max_rows
-        self.sampled_rule = sampled_rule
+        self.target, self.draft, self.how, self.max_rows = target, draft, how, max_rows
+        self.detokenise, self.scheduler, self.observe = detokenise, scheduler, observe
         self.layers: list[int] = (
             list(draft.capture_layers) if draft is not None and draft.needs_features else []
         )
@@ -73,23 +114,35 @@ class Batch:
         self.rows: list[Row] = []
         self.state: State | None = None
         self.draft_state: Any = None
-        self.drafted: list[int] = []  # tokens proposed this round, a row, before any cut
+        self.speculated: bool | None = None  # this round; None: there was no choice
+
+    # ------------------------------------------------------------------ entering and leaving
 
     @torch.inference_mode()
     def admit(self, request: Request, limit: int) -> Row:
-        """Prefill one prompt alone, draw its first token and add it as the last row."""
-        row = Row(request, limit, time.perf_counter())
+        """Prefill one prompt alone, draw its first token and add it as the last row, unless that ends it."""
+        row = Row(request, limit, self.detokenise)
+        if self.scheduler is not None:
+            row.past = self.scheduler.new_past()
         device = self.target.device
         prompt = torch.tensor([request.tokens], device=device)
-        capacity = len(request.tokens) + limit + self.k + 1
+        if request.sampling.repetition_penalty != 1:
+            row.seen = torch.zeros(self.target.vocab_size, dtype=torch.bool, device=device)
+            row.seen[prompt[0]] = True
+        capacity = len(request.tokens) + limit + self.how.most + 1
         state = self.target.new_state(1, capacity)
         output = self.target.forward(prompt, state, chain([0], prompt.shape[1], device), 1, self.layers)
         state.keep([prompt.shape[1]])
-        self._check_numbers([bool(output.logits.isnan().any())], [row])
-        pending = self._draw_next([row], output.logits[:, -1])
-        row.tokens = pending.tolist()
-        self._synchronise()
+        logits = output.logits[:, -1]
+        if row.seen is not None:
+            logits = penalise(logits, row.seen, [request.sampling])
+        pending = self._draw_next([row], logits)
+        token, broken = torch.stack([pending[0], logits.sum().isnan().long()]).tolist()
         row.prefill_seconds = time.perf_counter() - row.started
+        if broken:
+            self._fail(row)
+            return row
+        row.commit([token])
         if row.finish is None:
             self._join(row, state, capacity)
             if self.draft is not None:
@@ -108,131 +161,6 @@ class Batch:
             self.state.append(state)
         self.rows.append(row)
 
-    @torch.inference_mode()
-    def step(self) -> list[tuple[Row, list[int]]]:
-        """One round of every row. Returns the rows with the tokens that each kept; the finished have left."""
-        assert self.state is not None
-        started = time.perf_counter()
-        proposal = self._propose()
-        self._synchronise()
-        drafted_at = time.perf_counter()
-        pending = torch.tensor([[row.tokens[-1]] for row in self.rows], device=self.target.device)
-        tokens = torch.cat([pending, proposal.tokens], 1)
-        layout = chain(self.state.lengths, tokens.shape[1], self.target.device)
-        output = self.target.forward(tokens, self.state, layout, 0, self.layers)
-        self._synchronise()
-        verified_at = time.perf_counter()
-        accepted, next_tokens, broken = self._judge(proposal, output.logits)
-        self._check_numbers(broken, self.rows)
-        counts = [count + 1 for count in accepted]
-        self.state.keep(counts)
-        drafted = proposal.tokens.tolist()
-        committed = [
-            [*drafted[index][: accepted[index]], next_tokens[index]] for index in range(len(self.rows))
-        ]
-        if self.draft is not None:
-            self.draft.update(self.draft_state, self._committed(committed, counts, output.features))
-        kept = [(row, row.commit(tokens)) for row, tokens in zip(self.rows, committed, strict=True)]
-        ended = time.perf_counter()
-        for index, (row, tokens_kept) in enumerate(kept):
-            # What lies behind an end token was neither verified nor accepted for anything that counts.
-            kept_count, cut = len(tokens_kept), len(tokens_kept) < len(committed[index])
-            row.rounds.append(
-                Round(
-                    drafted=self.drafted[index],
-                    verified=min(proposal.length[index], kept_count) if cut else proposal.length[index],
-                    accepted=min(accepted[index], kept_count),
-                    committed=kept_count,
-                    cut=cut,
-                    draft_seconds=drafted_at - started,
-                    verify_seconds=verified_at - drafted_at,
-                    rest_seconds=ended - verified_at,
-                )
-            )
-        self._leave()
-        return kept
-
-    def _propose(self) -> Proposal:
-        # A longest answer that ends before K more tokens needs no more drafted ones than it can keep.
-        count = min(self.k, max(row.remaining for row in self.rows) - 1)
-        if self.draft is None or count < 1:
-            empty = torch.empty(len(self.rows), 0, dtype=torch.long, device=self.target.device)
-            self.drafted = [0] * len(self.rows)
-            return Proposal(empty, self.drafted)
-        control = RoundControl(
-            [row.request for row in self.rows], [len(row.tokens) for row in self.rows], count
-        )
-        proposal = self.draft.propose(self.draft_state, control)
-        if proposal.parents is not None or proposal.q_row is not None:
-            raise UserError(
-                f"{type(self.draft).__name__} proposes a tree; the acceptance rules here are for chains. Use a draft "
-                "that proposes chains."
-            )
-        # Row by row, so that a request's rounds do not depend on what its batch mates have left.
-        limits = [max(0, row.remaining - 1) for row in self.rows]
-        self.drafted = proposal.length
-        proposal.length = [min(pair) for pair in zip(proposal.length, limits, strict=True)]
-        return proposal
-
-    def _judge(self, proposal: Proposal, logits: Tensor) -> tuple[list[int], list[int], list[int]]:
-        """Accepted lengths, the target's own next tokens, and rows whose logits are no numbers (the round's one
-        transfer), each a Python int a row."""
-        # A sum is NaN if any part is; the −inf of a masked-out vocabulary entry is none.
-        broken = logits.sum(-1).isnan().any(-1).long()
-        if proposal.tokens.shape[1] == 0:
-            next_tokens, none = self._draw_next(self.rows, logits[:, -1]), torch.zeros_like(broken)
-            lengths, tokens, bad = torch.stack([none, next_tokens, broken]).tolist()
-            return lengths, tokens, bad
-        samplings = [row.request.sampling for row in self.rows]
-        greedy = all(sampling.temperature == 0 for sampling in samplings) and not self.sampled_rule
-        law: acceptance.Law = (
-            acceptance.greedy_law(proposal, logits)
-            if greedy
-            else acceptance.token_law(proposal, distributions(logits, samplings))
-        )
-        verdict = acceptance.draw(law, *self._uniforms(proposal.tokens.shape[1], greedy))
-        lengths, tokens, bad = torch.stack([verdict.length, verdict.next_token, broken]).tolist()
-        return lengths, tokens, bad
-
-    def _check_numbers(self, broken: list[Any], rows: list[Row]) -> None:
-        """argmax of NaN is token 0, so that a broken target would look perfectly predictable."""
-        for bad, row in zip(broken, rows, strict=True):
-            if bad:
-                raise UserError(
-                    f"The target's logits for request {row.request.id!r} are not numbers (NaN) after "
-                    f"{len(row.tokens)} tokens: its weights are damaged, or {self.target.dtype} is too narrow for them. "
-                    "Check the checkpoint, or set target.dtype=float32."
-                )
-
-    def _uniforms(self, count: int, greedy: bool) -> tuple[Tensor, Tensor]:
-        """Keyed by output position: drafted token i's accept draw, and the next token's for each length."""
-        rows = len(self.rows)
-        if greedy:
-            return torch.zeros(rows, count, dtype=torch.float64), torch.zeros(
-                rows, count + 1, dtype=torch.float64
-            )
-        seeds = [row.request.seed for row in self.rows]
-        positions = [len(row.tokens) for row in self.rows]
-        return (
-            torch.from_numpy(uniforms(seeds, positions, Purpose.accept, count)),
-            torch.from_numpy(uniforms(seeds, positions, Purpose.next, count + 1)),
-        )
-
-    def _draw_next(self, rows: list[Row], logits: Tensor) -> Tensor:
-        samplings = [row.request.sampling for row in rows]
-        if all(sampling.temperature == 0 for sampling in samplings):
-            return logits.argmax(-1)
-        seeds, positions = [row.request.seed for row in rows], [len(row.tokens) for row in rows]
-        drawn = torch.from_numpy(uniforms(seeds, positions, Purpose.next)[:, 0])
-        return draw(distributions(logits, samplings), drawn)
-
-    def _committed(self, tokens: list[list[int]], counts: list[int], features: Tensor | None) -> Committed:
-        longest = max(counts)
-        padded = [row + [0] * (longest - len(row)) for row in tokens]
-        at = torch.tensor(padded, device=self.target.device)
-        kept = features[:, :longest] if features is not None else at.new_empty(*at.shape, 0)
-        return Committed(at, kept, counts)
-
     def _leave(self) -> None:
         stay = [index for index, row in enumerate(self.rows) if row.finish is None]
         if len(stay) == len(self.rows):
@@ -243,7 +171,288 @@ class Batch:
         if self.draft is not None:
             self.draft.select(self.draft_state, stay)
 
-    def _synchronise(self) -> None:
-        """Make the clock honest on a device that works behind Python's back."""
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
+    def _fail(self, row: Row) -> None:
+        """argmax of NaN is token 0, so that a broken target would look perfectly predictable."""
+        row.fail(
+            f"The target's logits for request {row.request.id!r} are not numbers (NaN) after "
+            f"{len(row.tokens)} tokens: its weights are damaged, or {self.target.dtype} is too narrow for them. "
+            "Check the checkpoint, or set target.dtype=float32."
+        )
+
+    # ------------------------------------------------------------------ one round
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Row, list[int]]]:
+        """One round of every row. Returns the rows with the tokens that each kept; the finished have left."""
+        laps = Laps(self.target.device)
+        proposal, drafted = self._propose()
+        laps.lap()
+        trial = self._arrange(proposal)
+        assert self.state is not None
+        output = self.target.forward(trial.tokens, self.state, trial.layout, 0, self.layers)
+        laps.lap()
+        outcome = self._judge(trial, output.logits)
+        self._remember(outcome, output.features)
+        kept = self._commit(outcome)
+        self._record(laps, drafted, trial, outcome, kept)
+        result = list(zip(self.rows, kept, strict=True))
+        self._leave()
+        return result
+
+    def _propose(self) -> tuple[Proposal, list[int]]:
+        """What the target is to verify, and how many tokens were drafted a row."""
+        room = self._room()
+        self.speculated = None
+        if self.draft is None or max(room) < 1:
+            return self._nothing()
+        scheduler, plan = self.scheduler, None
+        # A chain is drafted no longer than can be kept. A tree keeps its shape, whatever any row has left.
+        count = min(self.how.k, max(room)) if self.how.tree is None else self.how.longest
+        if scheduler is not None:
+            self.speculated = scheduler.speculates(self._pasts())
+            if not self.speculated:
+                return self._nothing()
+            plan = scheduler.plan(room)
+            if plan is not None and scheduler.gives_confidence is False:
+                # Known before anything is drafted: no more is drafted than that.
+                planned = plan.through(scheduler.expected(self._pasts()))
+                count = min(count, max(planned))
+                if count < 1:
+                    return self._nothing()
+            elif plan is not None:
+                count = min(count, plan.limit)
+        control = RoundControl(
+            [row.request for row in self.rows],
+            [len(row.tokens) for row in self.rows],
+            count,
+            self.how.tree,
+            self.how.sampled_children,
+            self._seen(),
+            plan,
+        )
+        proposal = self.draft.propose(self.draft_state, control)
+        self._check(proposal)
+        drafted = list(proposal.length)
+        if scheduler is not None and plan is not None:
+            proposal = replace(proposal, length=self._planned(scheduler, plan, proposal, control.asked))
+        return self._schedule(proposal), drafted
+
+    def _nothing(self) -> tuple[Proposal, list[int]]:
+        empty = torch.empty(len(self.rows), 0, dtype=torch.long, device=self.target.device)
+        return Proposal(empty, [0] * len(self.rows)), [0] * len(self.rows)
+
+    def _planned(self, scheduler: Scheduler, plan: RoundPlan, proposal: Proposal, asked: bool) -> list[int]:
+        """Each row's length by the schedule. Asked while drafting, it has decided already."""
+        if scheduler.gives_confidence is not False:
+            scheduler.gives_confidence = asked or proposal.confidence is not None
+            if proposal.confidence is not None and not asked:
+                plan.through(proposal.confidence.tolist(), told=True)
+            elif not asked:
+                plan.through([row[: proposal.tokens.shape[1]] for row in scheduler.expected(self._pasts())])
+        return [min(pair) for pair in zip(proposal.length, plan.lengths, strict=True)]
+
+    def _schedule(self, proposal: Proposal) -> Proposal:
+        """How much of each row's proposal the target reads now: here, of a chain what the row can still keep.
+
+        Row by row, so that a request's rounds do not depend on what its batch mates have left. Columns that no
+        row needs are not read. Of a tree all is read, and what lies too deep not accepted (`_arrange`).
+        """
+        if proposal.parents is not None:
+            return _narrowed(proposal, max(proposal.length))
+        lengths = [min(pair) for pair in zip(proposal.length, self._room(), strict=True)]
+        return _narrowed(replace(proposal, length=lengths), max(lengths))
+
+    def _arrange(self, proposal: Proposal) -> Trial:
+        assert self.state is not None
+        pending = self._to_device([[row.tokens[-1]] for row in self.rows])
+        tokens = torch.cat([pending, proposal.tokens], 1)
+        shape = sound = None
+        if proposal.parents is None:
+            layout = chain(self.state.lengths, tokens.shape[1], self.target.device)
+        else:
+            lengths = self._to_device(proposal.length)
+            parents, sound = topological(proposal.parents, lengths)
+            if self.how.sampled_children and isinstance(self.how.tree, StaticTree):
+                sound &= (parents == self._to_device(self.how.tree.parents)).all(-1)
+            layout = tree_layout(self.state.lengths, parents)
+            shape = acceptance.Shape.of(parents, layout.visible, lengths, self._to_device(self._room()))
+        if max(self.state.lengths) + tokens.shape[1] > self.target.max_positions:
+            # Only tokens that the row cannot keep stand so far; a family with learned positions has none there.
+            layout.positions.clamp_(max=self.target.max_positions - 1)
+        return Trial(proposal, tokens, layout, shape, sound)
+
+    def _judge(self, trial: Trial, logits: Tensor) -> Outcome:
+        """Verify; the round's one transfer from the device is here."""
+        proposal, samplings = trial.proposal, [row.request.sampling for row in self.rows]
+        # A sum is NaN if any part is; the −inf of a masked-out vocabulary entry is none.
+        broken = logits.sum(-1).isnan().any(-1)
+        if (seen := self._seen()) is not None:
+            logits = penalise_paths(logits, trial.tokens, trial.layout.visible, seen, samplings)
+        if self.observe is not None:
+            self.observe(self.rows, trial, logits)
+        if proposal.tokens.shape[1] == 0:
+            next_token = self._draw_next(self.rows, logits[:, -1])
+            verdict = acceptance.Verdict(torch.zeros_like(next_token), next_token)
+        elif all(sampling.temperature == 0 for sampling in samplings) and self.how.rule != "token":
+            law = acceptance.choose_greedy(proposal, logits, trial.shape)
+            verdict = acceptance.draw(law, *self._uniforms(proposal.tokens.shape[1], drawn=False))
+        else:
+            p = distributions(logits, samplings)
+            sampled = acceptance.choose_sampled(self.how.rule, proposal, p, trial.shape)
+            verdict = acceptance.draw(sampled, *self._uniforms(proposal.tokens.shape[1], drawn=True))
+        return self._fetch(trial, verdict, broken)
+
+    def _fetch(self, trial: Trial, verdict: acceptance.Verdict, broken: Tensor) -> Outcome:
+        accepted, path = trial.proposal.tokens, None
+        if verdict.path is not None:
+            accepted = accepted.gather(1, verdict.path)
+            path = torch.cat([torch.zeros_like(verdict.path[:, :1]), verdict.path + 1], 1)
+        depth = verdict.length if trial.shape is None else trial.shape.depth
+        sound = torch.ones_like(broken) if trial.sound is None else trial.sound
+        columns = torch.stack([verdict.length, verdict.next_token, broken.long(), depth, sound.long()], 1)
+        sure = trial.proposal.confidence if trial.shape is None else None
+        # Confidences cross as whole numbers with all the others: a second transfer would be a second wait.
+        told = accepted[:, :0] if sure is None else (sure.double() * FIXED_POINT).round().long()
+        fetched = torch.cat([columns, accepted, told], 1).tolist()
+        width = columns.shape[1] + accepted.shape[1]
+        if not all(row[4] for row in fetched):
+            raise UserError(
+                f"{type(self.draft).__name__} proposed a tree that is none: every node's parent must be -1 or a node "
+                "before it, and children that are drawn must all be there, in the order of decode.tree_parents."
+            )
+        return Outcome(
+            tokens=[[*row[5 : 5 + row[0]], row[1]] for row in fetched],
+            broken=[bool(row[2]) for row in fetched],
+            deepest=trial.proposal.length if trial.shape is None else [row[3] for row in fetched],
+            path=path,
+            confidence=[[value / FIXED_POINT for value in row[width:]] for row in fetched],
+        )
+
+    def _remember(self, outcome: Outcome, features: Tensor | None) -> None:
+        """Target and draft keep the accepted path, and forget the rest of what they have read."""
+        assert self.state is not None
+        longest = max(outcome.counts)
+        path = None if outcome.path is None else outcome.path[:, :longest]
+        self.state.keep(outcome.counts, path)
+        if self.draft is None:
+            return
+        at = self._to_device([tokens + [0] * (longest - len(tokens)) for tokens in outcome.tokens])
+        if features is None:
+            kept = at.new_empty(*at.shape, 0)
+        elif path is None:
+            kept = features[:, :longest]
+        else:
+            kept = features.gather(1, path[..., None].expand(-1, -1, features.shape[-1]))
+        self.draft.update(self.draft_state, Committed(at, kept, outcome.counts))
+
+    def _commit(self, outcome: Outcome) -> list[list[int]]:
+        """Each row's tokens that stand; a row whose logits are not numbers gets none, and ends."""
+        kept = []
+        for row, tokens, broken in zip(self.rows, outcome.tokens, outcome.broken, strict=True):
+            if broken:
+                self._fail(row)
+            kept.append([] if broken else row.commit(tokens))
+        return kept
+
+    def _record(
+        self, laps: Laps, drafted: list[int], trial: Trial, outcome: Outcome, kept: list[list[int]]
+    ) -> None:
+        (draft_seconds, verify_seconds), rest_seconds = laps.seconds()
+        for index, row in enumerate(self.rows):
+            if row.error:
+                continue
+            count, accepted = len(kept[index]), len(outcome.tokens[index]) - 1
+            # What lies behind an answer's end was neither verified nor accepted for anything that counts.
+            cut, verified = count <= accepted, outcome.deepest[index]
+            row.rounds.append(
+                Round(
+                    drafted=drafted[index],
+                    verified=min(verified, count) if cut else verified,
+                    accepted=min(accepted, count),
+                    committed=count,
+                    cut=cut,
+                    draft_seconds=draft_seconds,
+                    verify_seconds=verify_seconds,
+                    rest_seconds=rest_seconds,
+                    scheduled=trial.proposal.length[index],
+                    confidence=outcome.confidence[index][: trial.proposal.length[index]],
+                )
+            )
+        if self.scheduler is not None:
+            sound = [row for row in self.rows if not row.error]
+            rounds = [row.rounds[-1] for row in sound]
+            self.scheduler.record([row.past for row in sound if row.past], rounds, self.speculated)
+
+    # ------------------------------------------------------------------ helpers
+
+    def _check(self, proposal: Proposal) -> None:
+        """UserError where a draft's proposal has not the shape of one."""
+        rows, count = proposal.tokens.shape
+        name, tree, parents = type(self.draft).__name__, self.how.tree, proposal.parents
+        if len(proposal.length) != rows or rows != len(self.rows) or max(proposal.length) > count:
+            raise UserError(
+                f"{name} proposed tokens of shape {[rows, count]} and lengths {proposal.length} for {len(self.rows)} "
+                "rows; both need a row a request, and no length more than there are tokens."
+            )
+        if parents is None:
+            return
+        self.target.require("tree")
+        whole = isinstance(tree, StaticTree) and set(proposal.length) == {len(tree.parents)}
+        if parents.shape != proposal.tokens.shape or (self.how.sampled_children and not whole):
+            raise UserError(
+                f"{name} proposed {count} tokens and parents of shape {list(parents.shape)}; there must be one for each "
+                "token and, where children are sampled, every node of decode.tree_parents."
+            )
+
+    def _pasts(self) -> list[Past]:
+        return [row.past for row in self.rows if row.past is not None]
+
+    def _room(self) -> list[int]:
+        """Drafted tokens each row can still keep, with the target's own behind them."""
+        return [max(0, row.remaining - 1) for row in self.rows]
+
+    def _seen(self) -> Tensor | None:
+        """[B, V] bool, the tokens of each row's text; None where no row has a repetition penalty."""
+        some = next((row.seen for row in self.rows if row.seen is not None), None)
+        if some is None:
+            return None
+        return torch.stack([torch.zeros_like(some) if row.seen is None else row.seen for row in self.rows])
+
+    def _uniforms(self, count: int, drawn: bool) -> tuple[Tensor, Tensor]:
+        """The draws of a round: [B, count] for the drafted tokens' tests, [B] for the next token."""
+        device, rows = self.target.device, len(self.rows)
+        if not drawn:
+            return torch.zeros(rows, count, device=device), torch.zeros(rows, device=device)
+        seeds = [row.request.seed for row in self.rows]
+        positions = [len(row.tokens) for row in self.rows]
+        accept = torch.from_numpy(uniforms(seeds, positions, Purpose.accept, count))
+        after = torch.from_numpy(uniforms(seeds, positions, Purpose.next)[:, 0])
+        return accept.to(device, non_blocking=True), after.to(device, non_blocking=True)
+
+    def _draw_next(self, rows: list[Row], logits: Tensor) -> Tensor:
+        """[B, V] → [B], where nothing was drafted."""
+        samplings = [row.request.sampling for row in rows]
+        if all(sampling.temperature == 0 for sampling in samplings):
+            return logits.argmax(-1)
+        seeds, positions = [row.request.seed for row in rows], [len(row.tokens) for row in rows]
+        drawn = torch.from_numpy(uniforms(seeds, positions, Purpose.next)[:, 0])
+        return draw(distributions(logits, samplings), drawn)
+
+    def _to_device(self, values: Sequence[Any]) -> Tensor:
+        """int64. From memory that is not pinned the copy is staged at once, so that nothing waits for the device."""
+        return torch.tensor(values).to(self.target.device, non_blocking=True)
+
+
+def _narrowed(proposal: Proposal, width: int) -> Proposal:
+    """Its first `width` tokens."""
+    if width == proposal.tokens.shape[1]:
+        return proposal
+    by_node = proposal.q is not None and proposal.q_row is None
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:, :width],
+        parents=proposal.parents[:, :width] if proposal.parents is not None and width else None,
+        q=proposal.q[:, :width] if proposal.q is not None and by_node else proposal.q,
+        q_row=None if proposal.q_row is None else proposal.q_row[:, :width],
+        confidence=None if proposal.confidence is None else proposal.confidence[:, :width],
+    )

@@ -7,7 +7,7 @@ V target vocabulary, Vd draft vocabulary, F = captured layers × H.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class TargetModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Last hidden before the final norm, [n, H] → the model's logits [n, V], soft-caps and scales included."""
 
-    def head(self, normed: Tensor) -> Tensor:
-        """The same from an already normed hidden, [n, H] → [n, V]."""
+    def head(self, normed: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The same from an already normed hidden, [n, H] → [n, V]; with rows [Vd], of those tokens only."""
 
 
 @dataclass
@@ -222,6 +222,8 @@ class TrainableDraft(PreTrainedModel):
     """
 
     needs_features = True
+    # Drafts of other families that this one may start from: model_type → prefixes of the tensors they lack.
+    init_conversions: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     @property
     @abstractmethod

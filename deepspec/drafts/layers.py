@@ -17,21 +17,39 @@ class Attention(nn.Module):
     decoding (a state) attend differently over the same ones.
     """
 
-    def __init__(self, inputs: int, hidden: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        bias: bool = False,
+        norm_eps: float | None = None,
+    ) -> None:
+        """bias: of queries, keys and values (Qwen2). norm_eps: normalise each head's queries and keys (Qwen3)."""
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.q_proj = nn.Linear(inputs, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(inputs, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=False)
+        self.q_proj = nn.Linear(inputs, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+        if norm_eps is not None:
+            self.q_norm: nn.Module | None = nn.RMSNorm(head_dim, eps=norm_eps)
+            self.k_norm: nn.Module | None = nn.RMSNorm(head_dim, eps=norm_eps)
+        else:
+            self.q_norm = self.k_norm = None
 
     def queries(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """[B, T, inputs] → [B, heads, T, d], rotated."""
-        return rotate(self._heads(self.q_proj(x), self.heads), rotary)
+        queries = self._heads(self.q_proj(x), self.heads)
+        return rotate(queries if self.q_norm is None else self.q_norm(queries), rotary)
 
     def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """[B, T, inputs] → keys (rotated) and values, [B, kv_heads, T, d] each."""
-        keys = rotate(self._heads(self.k_proj(x), self.kv_heads), rotary)
+        keys = self._heads(self.k_proj(x), self.kv_heads)
+        keys = rotate(keys if self.k_norm is None else self.k_norm(keys), rotary)
         return keys, self._heads(self.v_proj(x), self.kv_heads)
 
     def output(self, mixed: Tensor) -> Tensor:
@@ -61,6 +79,38 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP on a residual stream, by a draft's configuration (`draft_shape`).
+
+    inputs: width of what the attention reads, None = the stream's own. input_norm: normalise it (EAGLE does not).
+    """
+
+    def __init__(self, config: Any, inputs: int | None = None, input_norm: bool = True) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = nn.RMSNorm(hidden, eps=eps) if input_norm else None
+        self.self_attn = Attention(
+            inputs or hidden,
+            hidden,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            bias=getattr(config, "attention_bias", False),
+            norm_eps=eps if getattr(config, "head_norms", False) else None,
+        )
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.mlp = MLP(hidden, config.intermediate_size)
+
+    def read(self, stream: Tensor, embeddings: Tensor) -> Tensor:
+        """What the attention reads: the stream, normalised. embeddings: the row's token, for layers that want it."""
+        return stream if self.input_layernorm is None else self.input_layernorm(stream)
+
+    def finish(self, stream: Tensor, attended: Tensor) -> Tensor:
+        """The stream behind the layer; attended: the attention's output."""
+        stream = stream + attended
+        return stream + self.mlp(self.post_attention_layernorm(stream))
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

@@ -1,63 +1,94 @@
-"""Every draft algorithm by name: its options, how a fresh one is made, how a saved one is loaded."""
+"""Every draft algorithm by name: its options, what can be checked of them, how a fresh one is made.
 
-import json
-from pathlib import Path
-from typing import Any
+Options and draft stand here as `module:class`, imported when they are asked for: reading a configuration needs the
+options of all and no draft, so options that live in a file without torch (`options.py`) keep it fast.
+"""
 
-from safetensors import SafetensorError
-from torch import Tensor
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from deepspec.drafts.contract import TrainableDraft
-from deepspec.drafts.eagle3 import Eagle3Draft, Eagle3Options
 from deepspec.errors import UserError
 
-DRAFTS: dict[str, tuple[type[Any], type[Any]]] = {"eagle3": (Eagle3Options, Eagle3Draft)}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from deepspec.drafts.contract import Drafter, TrainableDraft
+
+DRAFTS: dict[str, tuple[str, str]] = {
+    "eagle": ("deepspec.drafts.options:EagleOptions", "deepspec.drafts.eagle:EagleDraft"),
+    "eagle3": ("deepspec.drafts.options:Eagle3Options", "deepspec.drafts.eagle3:Eagle3Draft"),
+    "mtp": ("deepspec.drafts.options:MtpOptions", "deepspec.drafts.mtp:MtpDraft"),
+    "standalone": ("deepspec.drafts.options:StandaloneOptions", "deepspec.drafts.standalone:StandaloneDraft"),
+}
+UNTRAINED: dict[str, tuple[str, str]] = {
+    "ngram": ("deepspec.drafts.options:NgramOptions", "deepspec.drafts.ngram:NgramDraft"),
+}
 
 
 def option_classes() -> dict[str, type[Any]]:
     """Algorithm name → the dataclass of its hyper-parameters."""
-    return {name: options for name, (options, _) in DRAFTS.items()}
+    return {name: _named(options) for name, (options, _) in (DRAFTS | UNTRAINED).items()}
 
 
-def new_draft(options: Any, target: Any, target_ids: Tensor | None) -> TrainableDraft:
-    """A fresh draft for `target`. target_ids: [Vd] ascending target ids, None = the whole vocabulary."""
-    if options.algorithm not in DRAFTS:
+def draft_classes() -> dict[str, type[Any]]:
+    """`model_type` in a saved draft's config → its class."""
+    drafts = [_named(draft) for _, draft in DRAFTS.values()]
+    return {draft.config_class.model_type: draft for draft in drafts}
+
+
+def untrained_draft(options: Any) -> "Drafter | None":
+    """The draft itself, where it has nothing to train; None for those that have."""
+    return _named(UNTRAINED[options.algorithm][1])(options) if options.algorithm in UNTRAINED else None
+
+
+def check_options(options: Any) -> None:
+    """`UserError` for hyper-parameters that no target makes right; bounds of numbers are the configuration's.
+
+    An option class says the rest in a method `check()`, if there is more to say.
+    """
+    known = DRAFTS | UNTRAINED
+    if options.algorithm not in known:
         raise UserError(
-            f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(DRAFTS))}."
+            f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(known))}."
         )
+    if hasattr(options, "check"):
+        options.check()
+
+
+def check_target(options: Any, target: Any) -> None:
+    """`UserError` if `target` cannot give this draft the features or layers that it reads."""
+    if options.algorithm in UNTRAINED:
+        return
     target.require("features")
-    draft = DRAFTS[options.algorithm][1].from_target(options, target, target_ids)
+    target.check_layers(getattr(options, "capture_layers", None) or ())
+
+
+def check_loss_parts(options: Any, chosen: Iterable[str]) -> None:
+    """`UserError` for a part of the loss (`train.loss`) that this draft does not have."""
+    if options.algorithm in UNTRAINED:
+        return
+    from deepspec.drafts.statistics import PARTS
+
+    has_confidence = getattr(options, "confidence", True)
+    own = getattr(_named(DRAFTS[options.algorithm][1]), "own_parts", ())
+    parts = [*(name for name in PARTS if has_confidence or name != "confidence"), *own]
+    unknown = [name for name in chosen if name not in parts]
+    if unknown:
+        raise UserError(f"train.loss.{unknown[0]}: the draft's loss has only the parts {', '.join(parts)}.")
+
+
+def new_draft(options: Any, target: Any, target_ids: "Tensor | None") -> "TrainableDraft":
+    """A fresh draft for `target`. target_ids: [Vd] ascending target ids, None = the whole vocabulary."""
+    check_options(options)
+    if options.algorithm in UNTRAINED:
+        raise UserError(f"The draft {options.algorithm} has nothing to train; evaluate it as it is.")
+    check_target(options, target)
+    draft = _named(DRAFTS[options.algorithm][1]).from_target(options, target, target_ids)
     target.check_layers(draft.capture_layers)
     return draft
 
 
-def load_draft(folder: Path) -> TrainableDraft:
-    """A draft saved by `save_pretrained`. Missing or unexpected tensors are errors, never filled in silently."""
-    config = folder / "config.json"
-    if not config.is_file():
-        raise UserError(
-            f"{folder} holds no draft (no config.json). Give the folder that deepspec.train wrote."
-        )
-    try:
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{config} is damaged ({error}). Train or export the draft again.") from error
-    classes = {draft.config_class.model_type: draft for _, draft in DRAFTS.values()}
-    if kind not in classes:
-        raise UserError(
-            f"{config}: model_type {kind!r} is not a draft of deepspec ({', '.join(sorted(classes))})."
-        )
-    try:
-        draft, loaded = classes[kind].from_pretrained(folder, output_loading_info=True)
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise UserError(
-            f"The draft in {folder} could not be loaded: {' '.join(str(error).split())[:300]}"
-        ) from error
-    wrong = {
-        key: sorted(loaded.get(key) or []) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    if any(wrong.values()):
-        raise UserError(
-            f"The draft in {folder} does not fit its own config: {wrong}. Train or export it again."
-        )
-    return draft.eval()
+def _named(place: str) -> type[Any]:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -106,6 +106,12 @@ class StepStatistics:
             self.sums[name] = self.sums[name] + part[0].to(torch.float32)
             self.weights[name] = self.weights[name] + part[1].to(torch.float32)
 
+    @torch.no_grad()
+    def overlap_of(self, step: int, logits: Tensor) -> Tensor:
+        """Σ_v min(p, q) [n] of step `step` at the n anchors, before it is added."""
+        index = shift(self.row_of, step)[self.valid[..., step]]
+        return overlap(logits, self.teacher.log_probs[index])
+
     def _measure(self, step: int, rows: Tensor, index: Tensor, seen: _Step) -> None:
         best = seen.logits.argmax(-1)
         best = best if self.vocab is None else self.vocab[best]

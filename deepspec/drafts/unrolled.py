@@ -7,6 +7,8 @@ from torch import Tensor
 
 from deepspec.drafts.layers import repeat_heads
 
+KeysValues = tuple[Tensor, Tensor]
+
 
 def shift(x: Tensor, steps: int) -> Tensor:
     """x[:, i] ← x[:, i + steps], zeros past the end. [B, T, ...] → the same shape."""
@@ -58,9 +60,7 @@ class SupervisedRows:
         return x.gather(dim, index.expand(shape))
 
 
-def unrolled_attention(
-    query: Tensor, base: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, Tensor]], mask: Tensor
-) -> Tensor:
+def unrolled_attention(query: Tensor, base: KeysValues, own: Sequence[KeysValues], mask: Tensor) -> Tensor:
     """Attention of one unrolled step: step 0's keys by `mask`, later steps' on the query's own diagonal only.
 
     query: [B, heads, n, d]. base: step 0's keys and values, [B, kv_heads, T, d]. own: the queries' own of steps

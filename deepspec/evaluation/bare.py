@@ -1,80 +1,30 @@
-"""Target and draft outside the engine: single steps to be timed, and logits by forwards of two shapes."""
+"""The target's logits outside the engine, by forwards of two shapes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from deepspec.decoding.control import RoundControl
-from deepspec.decoding.request import Request
-from deepspec.drafts.contract import Beginning, Committed, DraftContext, Drafter
+from deepspec.decoding.request import Sampling
+from deepspec.decoding.sampling import penalise
 from deepspec.evaluation.ties import LogitsTwoWays
 from deepspec.target import Target, chain
 
-Step = Callable[[], None]
 
+def logits_two_ways(target: Target, k: int, repetition_penalty: float = 1.0) -> LogitsTwoWays:
+    """The next token's logits by the shapes of plain decoding (token by token) and of verification (K+1).
 
-def verify_steps(target: Target, text: Sequence[int], longest: int) -> Callable[[int], Step]:
-    """n → a step in which the target reads n tokens on top of `text` in its state, and forgets them."""
-    tokens = torch.tensor([text], device=target.device)
-    context = tokens.shape[1]
-    state = target.new_state(1, context + longest)
-    target.forward(tokens, state, chain([0], context, target.device), 1)
-    state.keep([context])
-
-    def of(n: int) -> Step:
-        new = tokens[:, -1:].repeat(1, n)
-        layout = chain([context], n, target.device)
-
-        def step() -> None:
-            target.forward(new, state, layout)
-            _synchronise(target.device)
-
-        return step
-
-    return of
-
-
-def draft_steps(
-    target: Target, draft: Drafter, text: Sequence[int], request: Request, committed: int
-) -> Callable[[int], Step]:
-    """j → a step in which the draft proposes j tokens after `text` and takes in `committed` ones.
-
-    Its state grows by them at every step, as in decoding.
+    repetition_penalty: the answer's, which decides what is the largest of them.
     """
-    tokens = torch.tensor([text], device=target.device)
-    context = tokens.shape[1] - 1
-    layers: list[int] = list(getattr(draft, "capture_layers", []))
-    output = target.forward(
-        tokens[:, :-1], target.new_state(1, context), chain([0], context, target.device), 1, layers
-    )
-    features = output.features if output.features is not None else tokens.new_empty(1, 0, 0)
-
-    @torch.inference_mode()
-    def of(j: int) -> Step:
-        room = context + 1 + j + 64 * committed
-        state = draft.join(None, draft.begin(Beginning(DraftContext(target), tokens, features, room)))
-        control = RoundControl([request], [1], j)
-        count = min(committed, j + 1)
-        new = features[:, -1:].repeat(1, count, 1) if output.features is not None else features
-
-        @torch.inference_mode()
-        def step() -> None:
-            proposal = draft.propose(state, control)
-            kept = torch.cat([proposal.tokens, proposal.tokens[:, -1:]], 1)[:, :count]
-            draft.update(state, Committed(kept, new, [count]))
-            _synchronise(target.device)
-
-        return step
-
-    return of
-
-
-def logits_two_ways(target: Target, k: int) -> LogitsTwoWays:
-    """The next token's logits by the shapes of plain decoding (token by token) and of verification (K+1)."""
 
     def both(prompt: Sequence[int], answer: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return _next_logits(target, prompt, answer, 1), _next_logits(target, prompt, answer, k + 1)
+        found = [_next_logits(target, prompt, answer, block) for block in (1, k + 1)]
+        if repetition_penalty != 1:
+            sampling = Sampling(repetition_penalty=repetition_penalty)
+            seen = torch.zeros_like(found[0], dtype=torch.bool)
+            seen[[*prompt, *answer]] = True
+            found = [penalise(logits[None], seen, [sampling])[0] for logits in found]
+        return found[0], found[1]
 
     return both
 
@@ -98,8 +48,3 @@ def _next_logits(target: Target, prompt: Sequence[int], answer: Sequence[int], b
         logits = output.logits[0, len(kept) - 1]
         state.keep([len(kept)])
     return logits
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -22,6 +22,7 @@ class Model(Protocol):
     """The part of a target that transformers' generate needs."""
 
     model: Any
+    tokenizer: Any
     device: torch.device
 
 
@@ -41,8 +42,11 @@ class _FirstToken(BaseStreamer):
         pass
 
 
-def transformers_decode(target: Model) -> Decode:
-    """Plain decoding as a user of transformers does it: `generate` with a KV cache, streaming its tokens."""
+def transformers_decode(target: Model, **more: Any) -> Decode:
+    """Plain decoding as a user of transformers does it: `generate` with a KV cache, streaming its tokens.
+
+    more: further arguments of `generate`, of its own assisted and prompt-lookup decoding.
+    """
 
     def decode(request: Request) -> Result:
         tokens = torch.tensor([request.tokens], device=target.device)
@@ -56,11 +60,14 @@ def transformers_decode(target: Model) -> Decode:
                 attention_mask=torch.ones_like(tokens),
                 generation_config=_generation_config(request),
                 streamer=streamer,
+                tokenizer=target.tokenizer if request.stop else None,
+                **more,
             )
         answer = output[0, len(request.tokens) :].tolist()
         end = time.perf_counter()
         first = end if streamer.first is None else streamer.first
-        finish = "eos" if answer and answer[-1] in request.eos else "length"
+        ended = "stop" if request.stop and len(answer) < request.max_new_tokens else "length"
+        finish = "eos" if answer and answer[-1] in request.eos else ended
         return Result(request.id, answer, finish, first - start, end - first)
 
     return decode
@@ -86,7 +93,8 @@ def _generation_config(request: Request) -> GenerationConfig:
         use_cache=True,
         eos_token_id=list(request.eos) or None,
         pad_token_id=request.eos[0] if request.eos else 0,
-        repetition_penalty=1.0,
+        repetition_penalty=sampling.repetition_penalty,
+        stop_strings=list(request.stop) or None,
         do_sample=sampled,
         temperature=sampling.temperature if sampled else 1.0,
         top_k=sampling.top_k if sampled else 50,  # where nothing is sampled, the values that raise no warning
@@ -106,7 +114,8 @@ def time_baselines(
 ) -> list[Baseline]:
     """Time every (decoder, dtype) on a few prompts, alternating, and mark the fastest.
 
-    failed: ways that could not be had, with the reason; they are listed, not dropped.
+    failed: ways that could not be had, with the reason; they are listed, not dropped. Greedy answers that are
+    not our loop's in the same dtype are counted: the two do not round alike, or do not decode alike.
     """
     names = {f"{decoder} {dtype}": (decoder, dtype) for decoder, dtype in ways}
     arms = {name: ways[way] for name, way in names.items()}
@@ -114,6 +123,13 @@ def time_baselines(
     speeds = {names[name]: _speed(results, resamples, plan.seed) for name, results in measured.items()}
     fastest = max(speeds, key=lambda way: speeds[way].value or 0.0)
     found = [Baseline(*way, speed, chosen=way == fastest) for way, speed in speeds.items()]
+    if plan.sampling.temperature == 0:
+        texts = {way: [[r.tokens for r in rs] for rs in measured[name]] for name, way in names.items()}
+        for baseline in found:
+            ours = texts.get((OURS, baseline.dtype))
+            if baseline.decoder != OURS and ours is not None:
+                theirs = texts[baseline.decoder, baseline.dtype]
+                baseline.differing = sum(a != b for a, b in zip(ours, theirs, strict=True))
     return found + [Baseline(*way, null(why), chosen=False, note=why) for way, why in (failed or {}).items()]
 
 

@@ -28,20 +28,24 @@ class Plan:
     seed: int = 0
     repeats: int = 1
     warmup: int = 1
+    stop: tuple[str, ...] = ()
 
     def request(self, prompt: Prompt, repeat: int) -> Request:
         """The request of one prompt; its random draws depend on the seed, the prompt and the repeat alone."""
         key = f"{self.seed}/{prompt.id}/{repeat}".encode()
         seed = int.from_bytes(hashlib.sha256(key).digest()[:6], "big")
-        return Request(list(prompt.tokens), self.max_new_tokens, self.sampling, seed, self.eos, prompt.id)
+        tokens = list(prompt.tokens)
+        return Request(tokens, self.max_new_tokens, self.sampling, seed, self.eos, prompt.id, self.stop)
 
 
 @dataclass
 class Hooks:
-    """What goes on around a decoding: `progress` after each, `meter` around those that count."""
+    """What goes on around a decoding: `progress` after each, `meter` around those that count, `after` when a
+    prompt is done, with its number and its first result by each arm."""
 
     progress: Callable[[], None] = field(default=lambda: None)
     meter: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
+    after: Callable[[int, Mapping[str, Result]], None] = field(default=lambda number, results: None)
 
 
 def decodings_of(prompts: int, arms: int, plan: Plan) -> int:
@@ -72,6 +76,7 @@ def measure(
                     result = arms[name](plan.request(prompt, repeat))
                 results[name][number].append(result)
                 hooks.progress()
+        hooks.after(number, {name: results[name][number][0] for name in names})
     return results
 
 
@@ -100,6 +105,7 @@ def records(
             fastest=[_decoding(r, detokenise, keep_rounds=False) for r in fastest],
             equal=None,
             tie=None,
+            references=list(prompt.references),
         )
         if logits_two_ways is not None:
             _compare(record, prompt, logits_two_ways)
@@ -142,4 +148,5 @@ def _rounded(r: Round) -> Round:
         draft_seconds=round(r.draft_seconds, DIGITS),
         verify_seconds=round(r.verify_seconds, DIGITS),
         rest_seconds=round(r.rest_seconds, DIGITS),
+        confidence=[round(c, 4) for c in r.confidence],
     )

@@ -1,4 +1,4 @@
-"""One number as a result file has it."""
+"""A measured number, with its uncertainty or the reason for having none."""
 
 from dataclasses import dataclass
 

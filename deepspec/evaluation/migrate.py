@@ -3,13 +3,17 @@
 from dataclasses import asdict
 from typing import Any
 
+from deepspec.evaluation.detail import acceptance_detail
 from deepspec.evaluation.result import SCHEMA_VERSION, EvaluationResult
 from deepspec.evaluation.summary import summarise, summarise_result
 from deepspec.evaluation.typed_json import build
 
 
-def from_version_1(content: dict[str, Any]) -> EvaluationResult:
-    """Version 1 had no end-to-end latencies and no 95th percentiles. ValueError as `build`'s."""
+def migrated(content: dict[str, Any]) -> EvaluationResult:
+    """Versions 1 and 2 had no end-to-end latencies and no 95th percentiles, and fewer keys, which have defaults.
+
+    ValueError as `build`'s.
+    """
     for part in ("summary", "categories"):
         if part not in content:
             raise ValueError(f"{part} is missing")
@@ -21,4 +25,5 @@ def from_version_1(content: dict[str, Any]) -> EvaluationResult:
     }
     result: EvaluationResult = build(EvaluationResult, kept)
     result.summary, result.categories = summarise_result(result)
+    result.detail = acceptance_detail(result.records, result.conditions.resamples, result.conditions.seed)
     return result

@@ -11,12 +11,16 @@ from deepspec.errors import UserError
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: `tokens` is the templated text with the generation prompt, `text` what a person wrote."""
+    """One prompt: `tokens` is the templated text with the generation prompt, `text` what a person wrote.
+
+    references: texts that its answers are compared with.
+    """
 
     id: str
     category: str
     text: str
     tokens: tuple[int, ...]
+    references: tuple[str, ...] = ()
 
 
 def read_held_out(folder: Path, made_by: str) -> list[Prompt]:

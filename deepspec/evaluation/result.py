@@ -12,13 +12,14 @@ from typing import Any
 
 from deepspec.decoding.request import Round
 from deepspec.errors import UserError
-from deepspec.evaluation.findings import Calibration, Detail, Quality, Resources
+from deepspec.evaluation.findings import Calibration, Detail, Resources
 from deepspec.evaluation.metric import Metric
+from deepspec.evaluation.quality.findings import Quality
 from deepspec.evaluation.tasks.item import Source
 from deepspec.evaluation.typed_json import build, write_compact
 
-SCHEMA_VERSION = 2
-OLDEST = 1  # that `load_result` still reads: its summaries are computed again from its records
+SCHEMA_VERSION = 3
+READABLE = (1, 2, 3)  # older ones are migrated (`migrate`)
 
 
 @dataclass
@@ -39,9 +40,8 @@ class Decoding:
     verify_seconds: float | None = None
     rest_seconds: float | None = None
     rounds: list[Round] = field(default_factory=list)
-    outside: list[int] | None = (
-        None  # answer tokens (0-based) outside a reduced draft vocabulary; null: not known
-    )
+    # answer tokens (0-based) outside a reduced draft vocabulary; null: not known
+    outside: list[int] | None = None
     scores: dict[str, float] = field(default_factory=dict)  # of this answer: metrics, solved, repetition
 
 
@@ -77,7 +77,7 @@ class PromptRecord:
     equal: bool | None  # every speculative answer is plain's, token for token; null when sampled
     tie: Tie | None  # the first difference, where there is one
     turn: int = 1  # of a conversation whose earlier answers are plain decoding's
-    references: list[str] = field(default_factory=list)  # texts that answers are compared with
+    references: list[str] = field(default_factory=list)  # texts that the answers are compared with
 
 
 @dataclass
@@ -89,6 +89,8 @@ class Baseline:
     tokens_per_second: Metric  # decode only
     chosen: bool  # the fastest: the headline's denominator
     note: str | None = None  # why it was not timed
+    # of those prompts, greedy answers that are not the same loop's in this dtype; null: sampled, or not compared
+    differing: int | None = None
 
 
 @dataclass
@@ -103,27 +105,32 @@ class SweepPoint:
 
 @dataclass
 class StepTimes:
-    """Median times of the bare modules outside the engine, batch 1.
+    """Median times of the bare modules outside the engine, batch 1, timed in turns with the main run's prompts.
 
+    Beyond 8 lengths, only some are timed and the others lie on straight lines between them.
     verify[n−1]: the target reads n tokens on top of `context` cached ones. draft[k−1]: the draft proposes k
     tokens and takes in a round's features.
     """
 
-    context: int
+    context: int  # mean over the prompts
     verify: list[float]
     draft: list[float]
-    repeats: int
+    repeats: int  # timings of each
 
 
 @dataclass
 class Noise:
     """How undisturbed the measured decodings were."""
 
-    cpu_per_wall: float | None  # the decoding thread's CPU time / wall time; 1 = never waited
+    cpu_per_wall: (
+        float | None
+    )  # the decoding thread's CPU time / wall time; below 1 it waited, if only for its helpers
     cores_used: float | None  # the whole process' CPU time / wall time
     spread: float | None  # (p90 − p10) / median of plain seconds per token over the prompts
     noisy: bool
     words: str
+    others: float | None = None  # cores that other processes kept at work meanwhile
+    steal: float | None = None  # cores that a virtual machine's host withheld
 
 
 @dataclass
@@ -258,8 +265,8 @@ class EvaluationResult:
     training: list[dict[str, Any]]  # the training's history (thinned), for the curves
     records: list[PromptRecord]
     sources: list[Source] = field(default_factory=list)  # of the prompts, where sets were asked for by name
-    detail: Detail | None = None
     quality: Quality | None = None
+    detail: Detail | None = None
     resources: Resources | None = None
     calibration: Calibration | None = None
 
@@ -281,16 +288,17 @@ def load_result(path: Path) -> EvaluationResult:
     if not isinstance(content, dict) or "schema_version" not in content:
         raise UserError(f"{path} is not a result file of deepspec.evaluate: it has no `schema_version`.")
     version = content["schema_version"]
-    if version not in range(OLDEST, SCHEMA_VERSION + 1):
+    if version not in READABLE:
         raise UserError(
-            f"{path} has schema version {version!r}, this deepspec reads versions {OLDEST} to {SCHEMA_VERSION}: "
+            f"{path} has schema version {version!r}, this deepspec reads versions {READABLE[0]} to "
+            f"{SCHEMA_VERSION}: "
             "read it with the deepspec that wrote it, or evaluate again."
         )
     try:
         if version < SCHEMA_VERSION:
-            from deepspec.evaluation.migrate import from_version_1
+            from deepspec.evaluation.migrate import migrated
 
-            return from_version_1(content)
+            return migrated(content)
         return build(EvaluationResult, content)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; evaluate again.") from error

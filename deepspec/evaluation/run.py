@@ -1,8 +1,9 @@
 """One evaluation from beginning to end: sweep over K, baselines, the main run, the numbers."""
 
-from collections.abc import Callable, Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,12 +13,15 @@ from tqdm import tqdm
 
 from deepspec.config.schema import Config, DecodeConfig
 from deepspec.decoding import Engine
+from deepspec.decoding.engine import tree_of
 from deepspec.decoding.request import Request, Result, Sampling
+from deepspec.decoding.steps import draft_steps, verify_steps
+from deepspec.decoding.trees import longest_path, size_of
 from deepspec.drafts.contract import Drafter
 from deepspec.errors import UserError
-from deepspec.evaluation.bare import draft_steps, logits_two_ways, verify_steps
+from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines, transformers_decode
-from deepspec.evaluation.ideal import measure_steps
+from deepspec.evaluation.ideal import StepClock
 from deepspec.evaluation.machine import NoiseMeter, describe_machine, load_average
 from deepspec.evaluation.measure import (
     FASTEST,
@@ -31,6 +35,8 @@ from deepspec.evaluation.measure import (
     records,
 )
 from deepspec.evaluation.prompts import Prompt, choose
+from deepspec.evaluation.quality.findings import Quality
+from deepspec.evaluation.quality.score import QualityPlan, judge
 from deepspec.evaluation.result import (
     SCHEMA_VERSION,
     Baseline,
@@ -38,11 +44,11 @@ from deepspec.evaluation.result import (
     Decoding,
     EvaluationResult,
     PromptRecord,
-    StepTimes,
     SweepPoint,
 )
 from deepspec.evaluation.statistics import null
 from deepspec.evaluation.summary import summarise, summarise_result
+from deepspec.evaluation.tasks.item import Check, Source
 from deepspec.target import Target
 
 BASELINE_PROMPTS = 4  # enough, with so many tokens each, to tell which plain decoding is the fastest;
@@ -71,6 +77,8 @@ class Papers:
     prompt_source: str
     excluded: dict[str, int]
     warnings: list[str]
+    sources: list[Source] = field(default_factory=list)
+    checks: dict[str, Check] = field(default_factory=dict)  # of prompts by id: how an answer is judged
 
 
 def evaluate(config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> EvaluationResult:
@@ -78,41 +86,20 @@ def evaluate(config: Config, subject: Subject, prompts: Sequence[Prompt], papers
     return _Evaluation(config, subject, prompts, papers).result()
 
 
-def check_settings(config: Config) -> None:
-    """UserError, before anything is loaded, for settings that cannot be measured."""
-    evaluate_, decode = config.evaluate, config.decode
-    for key, k in [("decode.k", decode.k), *(("evaluate.sweep", k) for k in evaluate_.sweep)]:
-        if k < 1:
-            raise UserError(f"{key} has K = {k}: a round drafts at least 1 token. Give 1 or more.")
-    least = {
-        "max_prompts": 1,
-        "repeats": 1,
-        "sweep_prompts": 0,
-        "warmup_prompts": 0,
-        "bootstrap": 100,
-        "threads": 0,
-    }
-    for key, minimum in least.items():
-        if getattr(evaluate_, key) < minimum:
-            raise UserError(f"evaluate.{key} is {getattr(evaluate_, key)}: give {minimum} or more.")
-    if decode.max_new_tokens < 2:
-        raise UserError(
-            f"decode.max_new_tokens is {decode.max_new_tokens}: the first token comes from the prefill and "
-            "belongs to no round, so there is nothing to measure. Give 2 or more."
-        )
-
-
 class _Evaluation:
     def __init__(self, config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> None:
-        check_settings(config)
         self.config, self.target, self.draft, self.papers = config, subject.target, subject.draft, papers
         self.load_as = subject.load_as
         settings, decode = config.evaluate, config.decode
         if settings.threads > 0:
             torch.set_num_threads(settings.threads)
         self.main, self.sweep, self.overlap = choose(prompts, settings.max_prompts, settings.sweep_prompts)
-        self.ks = sorted(set(settings.sweep)) if self.sweep else []
-        self.k = decode.k
+        self.tree = tree_of(decode)
+        # an answer's first token is the prefill's, and the round that ends it commits one of the target's own
+        longest = max(1, decode.max_new_tokens - 2)
+        chains = self.sweep and self.tree is None
+        self.ks = sorted({min(k, longest) for k in settings.sweep}) if chains else []
+        self.k = min(decode.k, longest) if self.tree is None else longest_path(self.tree)
         self.dtype = str(self.target.dtype).removeprefix("torch.")
         self.plan = Plan(
             max_new_tokens=decode.max_new_tokens,
@@ -121,6 +108,7 @@ class _Evaluation:
             seed=decode.seed,
             repeats=settings.repeats,
             warmup=settings.warmup_prompts,
+            stop=tuple(decode.stop),
         )
         self.once = replace(self.plan, repeats=1, warmup=min(1, settings.warmup_prompts))
         self.meter = NoiseMeter()
@@ -131,9 +119,9 @@ class _Evaluation:
         with self._progress() as self.bar:
             sweep = self._sweep()
             baselines = self._baselines()
+            self._free_memory()
             records = self._main()
         self._judge_headline(records, baselines)
-        steps = self._step_times(records)
         result = EvaluationResult(
             schema_version=SCHEMA_VERSION,
             name=self.config.name,
@@ -146,12 +134,14 @@ class _Evaluation:
             conditions=self._conditions(records, baselines),
             baselines=baselines,
             sweep=sweep,
-            step_times=steps,
+            step_times=self.steps.result(),
             summary=summarise([], resamples=100),
             categories={},
-            warnings=self.papers.warnings,
+            warnings=[*self.papers.warnings, *self._chains_for_trees(records)],
             training=self.papers.training,
             records=records,
+            sources=self.papers.sources,
+            quality=self._quality(records),
         )
         result.summary, result.categories = summarise_result(result)
         return result
@@ -161,7 +151,7 @@ class _Evaluation:
         baseline_ways = 2 * len({self.dtype, *BASELINE_DTYPES}) if self.config.evaluate.baselines else 0
         total = decodings_of(len(self.sweep), len(self.ks) + 1, self.once) if self.ks else 0
         total += decodings_of(len(self._baseline_prompts()), baseline_ways, self.once)
-        total += decodings_of(len(self.main), 2, self.plan)
+        total += decodings_of(len(self.main), 3 if self.config.evaluate.baselines else 2, self.plan)
         with tqdm(total=total, unit="answer", smoothing=0.1, dynamic_ncols=True) as bar:
             yield bar
 
@@ -171,7 +161,7 @@ class _Evaluation:
         return replace(hooks, meter=self.meter) if metered else hooks
 
     def _speculative(self, k: int) -> Decode:
-        return _decode(Engine(self.target, self.draft, k=k, rule=self.config.decode.rule.value))
+        return _decode(Engine.configured(self.target, self.draft, self.config.decode, k))
 
     def _sweep(self) -> list[SweepPoint]:
         """Try every K on a few prompts, all interleaved with plain decoding; keep the fastest."""
@@ -226,17 +216,42 @@ class _Evaluation:
         chosen = next(baseline for baseline in found if baseline.chosen)
         if (chosen.decoder, chosen.dtype) != (OURS, self.dtype):
             self.fastest = ways[chosen.decoder, chosen.dtype]
-            self.bar.total += decodings_of(len(self.main), 1, self.plan)
+        else:
+            self.bar.total -= decodings_of(len(self.main), 1, self.plan)
         return found
 
     def _main(self) -> list[PromptRecord]:
         arms = {PLAIN: _decode(Engine(self.target)), SPECULATIVE: self._speculative(self.k)}
         if self.fastest is not None:
             arms[FASTEST] = self.fastest
-        results = measure(self.main, arms, self.plan, self._hooks(f"measuring, K={self.k}", metered=True))
+        self.steps = StepClock(self.k, len(self.main))
+        hooks = replace(self._hooks(f"measuring, K={self.k}", metered=True), after=self._time_steps)
+        results = measure(self.main, arms, self.plan, hooks)
         greedy = self.plan.sampling.temperature == 0
-        proof = logits_two_ways(self.target, self.k) if greedy else None
+        read = self.k if self.tree is None else size_of(self.tree)
+        proof = logits_two_ways(self.target, read, self.plan.sampling.repetition_penalty) if greedy else None
         return records(self.main, results, self._text, proof)
+
+    def _chains_for_trees(self, records: list[PromptRecord]) -> list[str]:
+        """A draft that cannot branch takes no notice of `decode.tree`; whoever reads the result should."""
+        rounds = [r for record in records for d in record.speculative for r in d.rounds if not r.cut]
+        if self.tree is None or any(r.scheduled != r.verified for r in rounds):
+            return []
+        asked = self.config.decode.tree.value
+        return [
+            f"decode.tree={asked} was asked for, and this draft proposed chains of up to {self.k} tokens."
+        ]
+
+    def _quality(self, records: list[PromptRecord]) -> Quality:
+        settings = self.config.evaluate
+        plan = QualityPlan(
+            settings.metrics,
+            settings.allow_code_execution,
+            settings.code_seconds,
+            settings.bootstrap,
+            self.plan.seed,
+        )
+        return judge(records, self.papers.checks, plan, sampled=self.plan.sampling.temperature > 0)
 
     def _settings(self) -> dict[str, Any]:
         """The configuration, with the K that was measured."""
@@ -264,26 +279,25 @@ class _Evaluation:
         kept = tokens[:-1] if tokens and tokens[-1] in self.target.eos else tokens
         return str(self.target.tokenizer.decode(kept))
 
-    def _step_times(self, records: list[PromptRecord]) -> StepTimes | None:
-        """Bare step times at the middle of a typical answer, for rounds as long as those measured."""
-        rounds = [r for record in records for d in record.speculative for r in d.rounds]
-        if not rounds:
-            return None
-        middle = sorted(range(len(records)), key=lambda i: self._context(records[i]))[len(records) // 2]
-        answer = records[middle].speculative[0].tokens
-        text = [*self.main[middle].tokens, *answer[: (len(answer) + 1) // 2]]
-        committed = max(1, round(sum(r.committed for r in rounds) / len(rounds)))
-        request = self.plan.request(self.main[middle], 0)
-        return measure_steps(
+    def _time_steps(self, number: int, results: Mapping[str, Result]) -> None:
+        """Bare steps in the middle of the answer just decoded, for rounds like its own."""
+        answer = results[SPECULATIVE]
+        if not answer.rounds or not self.steps.wants(number) or self.tree is not None:
+            return  # a tree's step times are not those of a chain of its depth
+        prompt = self.main[number]
+        text = [*prompt.tokens, *answer.tokens[: (len(answer.tokens) + 1) // 2]]
+        committed = max(1, round(sum(r.committed for r in answer.rounds) / len(answer.rounds)))
+        self.steps.take(
             verify_steps(self.target, text, self.k + 1),
-            draft_steps(self.target, self.draft, text, request, committed),
-            self.k,
+            draft_steps(self.target, self.draft, text, self.plan.request(prompt, 0), committed),
             context=len(text),
         )
 
-    @staticmethod
-    def _context(record: PromptRecord) -> float:
-        return record.prompt_tokens + len(record.speculative[0].tokens) / 2
+    def _free_memory(self) -> None:
+        """Copies of the target that are not decoded with any more; models are cycles, which Python keeps a while."""
+        gc.collect()
+        if self.target.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _conditions(self, records: list[PromptRecord], baselines: list[Baseline]) -> Conditions:
         settings, decode = self.config.evaluate, self.config.decode
@@ -340,14 +354,17 @@ def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
 
 
 def _sampling(decode: DecodeConfig) -> Sampling:
-    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
+    return Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p, decode.repetition_penalty)
 
 
 def _rule(decode: DecodeConfig) -> str:
-    """The rule that `auto` means."""
+    """The rule that `auto` means, for the shape that is asked for."""
+    if decode.tree.value != "none":
+        kind = "greedy" if decode.temperature == 0 else f"{decode.children.value}-children"
+        return f"{kind} {decode.tree.value}-tree"
     if decode.rule.value != "auto":
         return decode.rule.value
-    return "greedy" if decode.temperature == 0 else "token"
+    return "greedy" if decode.temperature == 0 else "block"
 
 
 def _decode(engine: Engine) -> Decode:

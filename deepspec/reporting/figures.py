@@ -159,7 +159,7 @@ def step_times(steps: StepTimes | None) -> Figure | None:
     return Figure(
         "A step of the bare modules",
         plot.svg("Step times by number of tokens"),
-        f"Medians of {steps.repeats}, outside the engine, {steps.context} tokens of context.",
+        f"Medians of {steps.repeats}, outside the engine, {steps.context} tokens of context on average.",
         (("verify", "target reads n tokens"), ("draft", "draft proposes n tokens")),
     )
 

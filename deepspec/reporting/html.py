@@ -67,6 +67,7 @@ def render(result: EvaluationResult) -> str:
         figure.svg
     )  # its texts were escaped when it was drawn
     environment.globals.update(interval=words.interval, number=words.number, cell=_cell)
+    environment.globals.update(baseline_note=words.baseline_note, two_sample=words.two_sample)
     summary = result.summary
     speed_names, every_row = _speed_table(result)
     speed_rows = [row for row in every_row if any(metric.value is not None for metric in row[1])]
@@ -88,6 +89,7 @@ def render(result: EvaluationResult) -> str:
         settings=json.dumps(result.settings, indent=2, ensure_ascii=False),
         draft_manifest=json.dumps(result.draft, indent=2, ensure_ascii=False),
         training=figures.training(result.training),
+        quality_rows=result.quality.rows if result.quality else [],
         **_figures(result),
     )
 

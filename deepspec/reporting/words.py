@@ -1,6 +1,7 @@
 """The result in words: what a person reads first, in the terminal and at the top of the page."""
 
-from deepspec.evaluation.result import EvaluationResult, Metric, Summary
+from deepspec.evaluation.quality.two_sample import TwoSample
+from deepspec.evaluation.result import Baseline, EvaluationResult, Metric, Summary
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -76,6 +77,32 @@ def equality_words(summary: Summary, temperature: float) -> str:
     return words
 
 
+def baseline_note(baseline: Baseline) -> str:
+    """What the table of plain decoders says beside one."""
+    said = ["the headline's denominator"] if baseline.chosen else []
+    said += [baseline.note] if baseline.note else []
+    if baseline.differing:
+        prompts = baseline.tokens_per_second.prompts
+        said.append(
+            f"{baseline.differing} of {prompts} greedy answers differ from the same loop's in {baseline.dtype}"
+        )
+    return "; ".join(said)
+
+
+def fastest_text(result: EvaluationResult) -> str | None:
+    """How often the fastest plain decoding said something else than the same loop; None where it is the loop."""
+    pairs = [(record.plain, record.fastest) for record in result.records if record.fastest]
+    if not pairs or result.conditions.temperature > 0:
+        return None
+    other = sum([d.tokens for d in plain] != [d.tokens for d in fastest] for plain, fastest in pairs)
+    if not other:
+        return "The fastest plain decoding gave the same text as the same loop on every prompt."
+    return (
+        f"The fastest plain decoding gave another greedy text than the same loop on {other} of {len(pairs)} prompts: "
+        "it rounds otherwise, and its time is for its own tokens."
+    )
+
+
 def method(result: EvaluationResult) -> list[str]:
     """How it was measured, a sentence each."""
     conditions, third = result.conditions, any(record.fastest for record in result.records)
@@ -101,17 +128,34 @@ def method(result: EvaluationResult) -> list[str]:
         found.append(f"Answers were {equality_words(result.summary, conditions.temperature)}.")
     else:
         found.append(f"{equality_words(result.summary, conditions.temperature)}.")
+    if text := fastest_text(result):
+        found.append(text)
     for reason, count in conditions.excluded.items():
         found.append(f"Left out: {count} prompt{'s' if count != 1 else ''} ({reason}).")
     return found
 
 
 def summary_lines(result: EvaluationResult) -> list[str]:
-    """The three lines a terminal shows."""
+    """What a terminal shows: warnings, if there are any, and three lines."""
     conditions = result.conditions
     speed = f"{interval(result.summary.speedup, unit='×')} against {conditions.fastest_plain}"
     return [
+        *(f"warning   {warning}" for warning in result.warnings),
         f"τ         {tau_words(result)}, {result.summary.prompts} prompts",
         f"speedup   {speed}",
         f"equality  {equality_words(result.summary, conditions.temperature)}",
     ]
+
+
+def two_sample(found: TwoSample) -> str:
+    """Whether sampled answers of the two ways can be told apart, and what would have been."""
+    told = "can be told apart" if found.p_value < 0.05 else "cannot be told apart"
+    seen = (
+        f"a replacement of {found.detectable:.0%} of the tokens would have been seen in 4 of 5 cases"
+        if found.detectable is not None
+        else "with so few answers not even half of the tokens replaced would have been seen in 4 of 5 cases"
+    )
+    return (
+        f"Plain and speculative samples {told} (permutation test over {found.prompts} prompts, p = {found.p_value:.3f}); "
+        f"{seen}."
+    )

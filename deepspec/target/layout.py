@@ -10,20 +10,28 @@ from torch import Tensor
 class Layout:
     """T new tokens for each of B rows, on top of `lengths[b]` cached ones.
 
-    lengths: cached tokens a row (Python ints). positions: [B, T] int64. visible: [T, T] or [B, T, T] bool,
+    lengths: cached tokens a row (Python ints). positions: [B, T] int64. visible: [T, C] or [B, T, C] bool,
     which of the new tokens (columns) each new token (rows) may look at, itself included.
     Cached tokens stand at positions 0..length−1, left-aligned, and every new token sees them all (sliding
     layers: those inside the window).
+    C = T, unless a tree grows level by level: then the first C − T columns are nodes that earlier forwards have
+    written behind the cached tokens, and `columns` [B, C] has the positions of all.
     """
 
     lengths: list[int]
     positions: Tensor
     visible: Tensor
+    columns: Tensor | None = None
+
+    @property
+    def written(self) -> int:
+        """Nodes that earlier forwards have written behind the cached tokens."""
+        return self.visible.shape[-1] - self.positions.shape[1]
 
     @property
     def width(self) -> int:
         """Columns of the attention: the longest row's cached tokens and the new ones."""
-        return max(self.lengths) + self.positions.shape[1]
+        return max(self.lengths) + self.visible.shape[-1]
 
 
 def chain(lengths: list[int], count: int, device: torch.device) -> Layout:
@@ -56,24 +64,25 @@ def additive_mask(layout: Layout, dtype: torch.dtype, window: int | None = None)
     New token i of row b lies in column lengths[b] + i. With `window`, only columns whose position is less
     than `window` before the token's own.
     """
-    rows, count = layout.positions.shape
+    new_positions = layout.positions if layout.columns is None else layout.columns
+    (rows, tokens), count = layout.positions.shape, new_positions.shape[1]
     device = layout.positions.device
     columns = torch.arange(layout.width, device=device)
     if len(set(layout.lengths)) == 1:  # every row starts at the same column: no gather needed
         start = layout.lengths[0]
-        allowed = torch.ones(rows, count, layout.width, dtype=torch.bool, device=device)
+        allowed = torch.ones(rows, tokens, layout.width, dtype=torch.bool, device=device)
         allowed[:, :, start:] = layout.visible
         column_positions = columns.repeat(rows, 1)
-        column_positions[:, start:] = layout.positions
+        column_positions[:, start:] = new_positions
     else:
         starts = torch.tensor(layout.lengths, device=device)
         new = columns[None, :] - starts[:, None]  # [B, W] which new token a column holds; negative = cached
         index = new.clamp(0, count - 1)
-        visible = layout.visible.expand(rows, count, count)
-        fresh = torch.gather(visible, 2, index[:, None, :].expand(rows, count, layout.width))
+        visible = layout.visible.expand(rows, tokens, count)
+        fresh = torch.gather(visible, 2, index[:, None, :].expand(rows, tokens, layout.width))
         inside = (new < count)[:, None, :]
         allowed = torch.where((new < 0)[:, None, :], torch.ones_like(fresh), fresh & inside)
-        column_positions = torch.where(new < 0, columns[None, :], torch.gather(layout.positions, 1, index))
+        column_positions = torch.where(new < 0, columns[None, :], torch.gather(new_positions, 1, index))
     if window is not None:
         allowed &= layout.positions[:, :, None] - column_positions[:, None, :] < window
     return _to_additive(allowed, dtype)

@@ -34,6 +34,7 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     try:
         model_config = AutoConfig.from_pretrained(path, **common)
         tokenizer = AutoTokenizer.from_pretrained(path, **common)
+        _check_vocabulary(config, tokenizer, model_config)
         dtype = resolve_dtype(config.dtype, device, model_config)
         model = _model(path, config, dtype, common)
         model.to(device)  # type: ignore[arg-type]
@@ -44,6 +45,21 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
         raise UserError(_explain(config, error)) from error
     target.check_layers(layers)
     return target
+
+
+def _check_vocabulary(config: TargetConfig, tokenizer: Any, model_config: Any) -> None:
+    """`UserError` if the tokenizer makes ids of text for which the model has no embedding.
+
+    Special tokens may lie outside: some families' tokenizers know one of a larger sibling, and no text has it.
+    """
+    rows = getattr(model_config.get_text_config(decoder=True), "vocab_size", None)
+    special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    highest = max((id for id in tokenizer.get_vocab().values() if id not in special), default=-1)
+    if rows is not None and highest >= rows:
+        raise UserError(
+            f"The target {config.path}: its tokenizer has ids up to {highest}, its model embeds {rows} tokens "
+            f"(0 to {rows - 1}). They do not belong together: give a folder whose tokenizer is the model's own."
+        )
 
 
 def resolve_dtype(dtype: Dtype, device: torch.device, model_config: Any = None) -> torch.dtype:

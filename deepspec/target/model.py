@@ -63,11 +63,12 @@ class Target:
         self.decoder: nn.Module = model.get_decoder()
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
         self.num_layers = len(self.layers)
-        self._cache_argument = _argument(model.forward, "past_key_values", "cache")
-        self._windows = _windows(self.config)
+        self._cache_argument = cache_argument(model)
+        self._windows = attention_windows(self.config)
         self._final_norm, self._embedding_scale = _learn_edges(self)
         self._identity = identity or {}
         self._abilities: dict[str, str] | None = None
+        self._gathered: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def identity(self) -> dict[str, Any]:
         """What decides this target's behaviour, for manifests and fingerprints (see `load_target`)."""
@@ -148,7 +149,9 @@ class Target:
                 position_ids=positions,
                 use_cache=False,
             )
-        return Captured(torch.cat([captured[layer] for layer in layers], -1), captured[last])
+        hidden = captured[last]
+        features = torch.cat([captured[layer] for layer in layers], -1) if layers else hidden[..., :0]
+        return Captured(features, hidden)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[...] int64 → [..., H]: what enters the first decoder layer, the family's embedding scale included."""
@@ -165,21 +168,37 @@ class Target:
         """Last hidden *before* the final norm, [n, H] → logits [n, V]."""
         return self.head(self.norm(hidden))
 
-    def head(self, normed: Tensor) -> Tensor:
+    def head(self, normed: Tensor, rows: Tensor | None = None) -> Tensor:
         """Normed last hidden [n, H] → logits [n, V], by the model's own `ForCausalLM.forward` with the decoder
-        replaced by `normed`: soft-caps and scales sit inline there in many families."""
+        replaced by `normed`: soft-caps and scales sit inline there in many families.
+
+        rows: [Vd] token ids; only their logits are computed, [n, Vd].
+        """
+        normed = normed.to(self.dtype)[None]
         # The widest of the families' outputs, so that whatever a family reads from it is there.
-        output = MoeModelOutputWithPast(last_hidden_state=cast(FloatTensor, normed[None]))
+        output = MoeModelOutputWithPast(last_hidden_state=cast(FloatTensor, normed))
+        linear = self.model.get_output_embeddings()
         self.decoder.forward = lambda *_, **__: output
+        if rows is not None:
+            weight, bias = self._head_rows(linear, rows)
+            linear.forward = lambda hidden: nn.functional.linear(hidden, weight, bias)
         try:
-            return self.model(inputs_embeds=normed[None], use_cache=False).logits[0]
+            return self.model(inputs_embeds=normed, use_cache=False).logits[0]
         finally:
             del self.decoder.forward
+            if rows is not None:
+                del linear.forward
+
+    def _head_rows(self, linear: Any, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The head's weight and bias at `rows`, gathered once: a draft asks for the same ones all the time."""
+        if self._gathered is None or self._gathered[0] is not rows:
+            bias = getattr(linear, "bias", None)
+            with torch.inference_mode(False), torch.no_grad():  # decoding may gather what training then uses
+                self._gathered = (rows, linear.weight[rows], None if bias is None else bias[rows])
+        return self._gathered[1], self._gathered[2]
 
     def _masks(self, build: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
-        """The family's mask form: one tensor, or one per attention type where the types differ."""
-        masks = {kind: build(window) for kind, window in self._windows.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        return family_masks(self._windows, build)
 
     @contextmanager
     def _capturing(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
@@ -199,10 +218,22 @@ class Target:
                 handle.remove()
 
 
-def _argument(function: Callable[..., Any], *names: str) -> str:
-    """The first of `names` that `function` takes (libraries rename; 5.24 says `cache`)."""
-    parameters = inspect.signature(function).parameters
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the family's forward calls its cache (5.24 renames it)."""
+    names = "past_key_values", "cache"
+    parameters = inspect.signature(model.forward).parameters
     return next((name for name in names if name in parameters), names[0])
+
+
+def family_masks(
+    windows: dict[str, int | None], build: Callable[[int | None], Tensor]
+) -> Tensor | dict[str, Tensor]:
+    """The family's mask form: one tensor, or one per attention type where the types differ.
+
+    windows: as from `attention_windows`; build: a window → its mask.
+    """
+    masks = {kind: build(window) for kind, window in windows.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
@@ -214,7 +245,7 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
     )
 
 
-def _windows(config: Any) -> dict[str, int | None]:
+def attention_windows(config: Any) -> dict[str, int | None]:
     """Sliding window by attention type (None = full). More than one entry: the family takes a dict of masks."""
     kinds = set(getattr(config, "layer_types", None) or [])
     window = getattr(config, "sliding_window", None)

@@ -4,6 +4,7 @@ Target and drafts use the same class. Buffers are preallocated, so memory does n
 rounds: forgetting is a smaller length, keeping a path through a tree is a gather into the same storage.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,15 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, state: "State") -> None:
         super().__init__()
-        self.state = state
+        # Weak: a cycle would keep buffers of hundreds of MB alive until the garbage collector comes round.
+        self._state = weakref.ref(state)
+
+    @property
+    def state(self) -> "State":
+        state = self._state()
+        if state is None:
+            raise RuntimeError("The state of these buffers is gone.")
+        return state
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys = self._buffer(key_states)
@@ -103,10 +112,10 @@ class State(Cache):
             self.capacity = self.width + SLACK
         count = layout.positions.shape[1]
         if len(set(layout.lengths)) == 1:
-            self.start, self.slots = layout.lengths[0], None
+            self.start, self.slots = layout.lengths[0] + layout.written, None
         else:
             device = layout.positions.device
-            starts = torch.tensor(layout.lengths, device=device)
+            starts = torch.tensor(layout.lengths, device=device) + layout.written
             self.start, self.slots = None, starts[:, None] + torch.arange(count, device=device)
 
     def keep(self, counts: Sequence[int], path: Tensor | None = None) -> None:

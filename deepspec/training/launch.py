@@ -4,66 +4,124 @@ Launchers can start ranks that do not know of each other, or one where several w
 here each such case is said or refused.
 """
 
+import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, gather
+from accelerate.utils import GradientAccumulationPlugin
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from deepspec.config.schema import Precision
+from deepspec.config.schema import Parallel, Precision, TrainConfig
 from deepspec.errors import UserError
+from deepspec.training.parallel import ZERO, check_kind, chosen, environment_for, plugins
 
-TOGETHER = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+@dataclass
+class Processes:
+    """This process among the others. kind: never `auto`. device: as in `target.device`."""
+
+    state: PartialState
+    kind: Parallel
+    device: str
 
 
-def join_processes(device: str) -> PartialState:
+@contextmanager
+def processes(device: str, wanted: Parallel) -> Iterator[Processes]:
     """Find the other processes (torchrun, `accelerate launch`) before any model is loaded.
 
-    device: as in `target.device`. On a CPU accelerate must be told so, or every rank believes it is alone.
+    On a CPU accelerate must be told so, or every rank believes it is alone.
     """
-    for plugin in ("FSDP", "DEEPSPEED"):
-        if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() in ("true", "1"):
-            raise UserError(
-                f"Training under {plugin} is not supported: a draft is small, plain data parallelism "
-                "(torchrun --nproc-per-node N, or accelerate launch --multi_gpu) trains it."
-            )
-    if _on_cpu(device):
-        # transformers imports an installed DeepSpeed when it saves; told nothing, that prints a warning
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    kind = chosen(wanted, os.environ)
+    before = dict(os.environ)
+    on_cpu = _on_cpu(device)
+    for name, value in environment_for(kind, on_cpu).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     AcceleratorState._reset_state()  # an earlier run in this process (a sweep) may have had another precision
-    return PartialState(cpu=_on_cpu(device))
-
-
-def new_accelerator(device: str, precision: Precision, probe: Callable[[], Precision]) -> Accelerator:
-    """The accelerator of this process. probe: what `precision=auto` becomes."""
-    chosen = probe() if precision is Precision.auto else precision
+    PartialState._reset_state()
     try:
-        accelerator = Accelerator(cpu=_on_cpu(device), mixed_precision=chosen.value)
+        if kind in ZERO and on_cpu:
+            state = PartialState(cpu=False, backend="gloo")  # cpu=True would turn the plugin off
+        else:
+            state = PartialState(cpu=on_cpu and kind is not Parallel.fsdp2)
+        _leave_at_exit()
+        yield Processes(state, kind, device)
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@cache
+def _leave_at_exit() -> None:
+    """The group of processes lasts as long as they do: a second one, for a sweep's next run, would meet the
+    first one's addresses in the launcher's store, and wait for ever."""
+    atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
+
+
+def new_accelerator(
+    joined: Processes, config: TrainConfig, probe: Callable[[], Precision] = lambda: Precision.no
+) -> Accelerator:
+    """The accelerator of this process. probe: what `precision=auto` becomes."""
+    precision = probe() if config.precision is Precision.auto else config.precision
+    try:
+        accelerator = Accelerator(
+            cpu=_on_cpu(joined.device) and joined.kind in (Parallel.single, Parallel.ddp),
+            mixed_precision=precision.value,
+            # given as an object, or a variable of accelerate launch would divide our losses once more
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            **plugins(joined.kind, config),
+        )
     except ValueError as error:
-        raise UserError(f"train.precision={chosen.value} does not work here: {error}") from error
+        raise UserError(f"train.precision={precision.value} does not work here: {error}") from error
+    if joined.kind in ZERO:
+        # else transformers splits every model made from now on, the target and copies of the draft too
+        unset_hf_deepspeed_config()
     wanted = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != wanted:
         raise UserError(
             f"The launcher started {wanted} processes, but this one knows of {accelerator.num_processes}: "
             "they would each train a draft of their own. Start them with torchrun --nproc-per-node N."
         )
+    check_kind(joined.kind, accelerator)
     return accelerator
+
+
+def with_accumulation(config: TrainConfig, ranks: int) -> TrainConfig:
+    """`train.global_batch` as an accumulation for this many processes."""
+    if config.global_batch is None:
+        return config
+    at_once = config.batch_size * ranks
+    if config.global_batch % at_once:
+        raise UserError(
+            f"train.global_batch={config.global_batch} is not a multiple of {at_once} = {ranks} processes × "
+            f"train.batch_size={config.batch_size}: change one of them."
+        )
+    return replace(config, accumulation=config.global_batch // at_once)
 
 
 def _on_cpu(device: str) -> bool:
     return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
 
-def describe(accelerator: Accelerator, batch_size: int, accumulation: int) -> list[str]:
+def describe(accelerator: Accelerator, kind: Parallel, config: TrainConfig) -> list[str]:
     """Lines for the start of a run: processes, device, backend, effective batch, and what looks wrong."""
-    ranks = accelerator.num_processes
-    backend = torch.distributed.get_backend() if ranks > 1 else "none"
+    ranks, backend = accelerator.num_processes, "none"
+    if torch.distributed.is_initialized():
+        backend = torch.distributed.get_backend()
     lines = [
         f"{ranks} process{'es' if ranks > 1 else ''} on {accelerator.device.type}, backend {backend}, "
-        f"precision {accelerator.mixed_precision}; effective batch {ranks * batch_size * accumulation} rows "
-        f"= {ranks} × {accumulation} accumulated × {batch_size}."
+        f"{kind.value}, precision {accelerator.mixed_precision}; effective batch "
+        f"{ranks * config.batch_size * config.accumulation} rows = {ranks} × {config.accumulation} accumulated "
+        f"× {config.batch_size}."
     ]
     if ranks == 1 and "ACCELERATE_MIXED_PRECISION" in os.environ and "WORLD_SIZE" not in os.environ:
         lines.append(
@@ -72,24 +130,3 @@ def describe(accelerator: Accelerator, batch_size: int, accumulation: int) -> li
             "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N -m deepspec.train."
         )
     return lines
-
-
-def check_gradients_agree(model: torch.nn.Module, accelerator: Accelerator) -> None:
-    """After a first backward: every process must hold the same gradients, or each trains alone."""
-    if accelerator.num_processes == 1:
-        return
-    if accelerator.distributed_type not in TOGETHER:
-        raise UserError(
-            f"{accelerator.num_processes} processes, but accelerate's mode is "
-            f"{accelerator.distributed_type.value}, in which their gradients are not averaged."
-        )
-    gradients = [one.grad for one in model.parameters() if one.grad is not None]
-    sums = [torch.stack([one.double().sum(), one.double().square().sum()]) for one in gradients]
-    mine = torch.stack(sums).flatten() if sums else torch.zeros(1, device=accelerator.device)
-    everyone = gather(mine[None])
-    if not torch.equal(everyone, everyone[:1].expand_as(everyone)):
-        raise UserError(
-            "The processes' gradients differ after the first backward pass: they are not being averaged. "
-            "Start with torchrun --nproc-per-node N -m deepspec.train; if that is what you did, the draft's "
-            "parameters are not all used in its forward."
-        )

@@ -1,19 +1,20 @@
 """The training loop: read it from `train` downwards."""
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
 
 from deepspec.config.schema import TrainConfig
 from deepspec.drafts.contract import DraftLoss, TrainableDraft
-from deepspec.errors import UserError
+from deepspec.training.averaging import Average
 from deepspec.training.batches import (
     CapturingTarget,
     Plan,
@@ -24,10 +25,12 @@ from deepspec.training.batches import (
     windows,
 )
 from deepspec.training.checkpoint import Checkpoints, Counters
+from deepspec.training.clock import Clock, profiler
+from deepspec.training.health import count_not_finite, explained, memory_gib, row_ids, spike
 from deepspec.training.held_out import HeldOut, evaluate_held_out
 from deepspec.training.history import History
 from deepspec.training.interrupt import Interrupt
-from deepspec.training.launch import check_gradients_agree
+from deepspec.training.launch import with_accumulation
 from deepspec.training.memory import FeatureMemory, split_budget
 from deepspec.training.meters import Meter
 from deepspec.training.optimiser import (
@@ -38,10 +41,11 @@ from deepspec.training.optimiser import (
     loss_coefficients,
     new_optimiser,
 )
+from deepspec.training.parallel import check_gradients_agree, describe_wrapping, wrap
 from deepspec.training.progress import Progress
+from deepspec.training.selection import take_in
 from deepspec.training.trackers import NoTracker, RunTracker, scalars
-
-NOT_FINITE_LIMIT = 10
+from deepspec.training.whole import whole_weights
 
 
 @dataclass
@@ -49,7 +53,9 @@ class Run:
     """What stays the same during a run.
 
     recipe: all that decides the result, compared when resuming. command: runs this stage again, for
-    messages. temperature: at which the target wrote the held-out answers (0: greedily).
+    messages. temperature: at which the target wrote the held-out answers (0: greedily). decode: decodes held-out
+    prompts with a copy of the draft (on the CPU, its own to move) and tells `decoded_tau` and what it is made
+    of; called by process 0 alone, every `train.decode_every` steps.
     """
 
     target: CapturingTarget
@@ -60,38 +66,65 @@ class Run:
     recipe: dict[str, Any] = field(default_factory=dict)
     command: str = "python -m deepspec.train"
     temperature: float = 0.0
+    decode: Callable[[TrainableDraft], dict[str, Any]] | None = None
     on_progress: Callable[[dict[str, Any]], None] | None = None
 
+    def __post_init__(self) -> None:
+        self.config = with_accumulation(self.config, self.accelerator.num_processes)
 
-def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> Counters:
-    """Train `draft` in place and return the final counters; every process calls this.
+
+@dataclass
+class Trained:
+    """weights: the state dict of the draft to export, whole, on process 0 (empty on the others): the best one
+    that was evaluated, if one was to be kept, else the last."""
+
+    counters: Counters
+    weights: dict[str, Tensor]
+
+
+def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> Trained:
+    """Train `draft` in place (it may end sharded over the processes); every process calls this.
 
     Writes `checkpoints/` and `history.jsonl` below `run.out` and resumes from them. Ctrl-C or SIGTERM saves
     and raises `SystemExit` (130, 143). Errors for people: rows without supervision, a checkpoint of another
-    recipe, a loss that stays not finite.
+    recipe, a loss that stays not finite, a GPU too small.
     """
     config, accelerator = run.config, run.accelerator
     check_rows(rows, "The training data")
     plan = new_plan(config, len(rows), accelerator.num_processes)
     coefficients = loss_coefficients(draft, config.loss)
     torch.manual_seed(config.seed + accelerator.process_index)
-    draft.to(accelerator.device).train()
-    model, optimiser = accelerator.prepare(draft, new_optimiser(draft, config))
     checkpoints = _checkpoints(run)
-    counters = _start(checkpoints, draft, optimiser, config)
+    found = checkpoints.newest()
+    if found is not None:
+        found.load_weights(draft)
+    draft.to(accelerator.device).train()
+    if config.compile:
+        draft.compile()
+    model, optimiser = wrap(draft, lambda: new_optimiser(draft, config), accelerator)
+    average = Average(draft, config.ema, accelerator) if config.ema else None
+    if found is not None:
+        found.load_states(draft, optimiser, accelerator, average)
+    checkpoints.say(describe_wrapping(model, accelerator))
+    counters = found.counters if found is not None else Counters()
     progress = Progress(plan.steps, counters.step, accelerator.is_main_process)
     stepper = Stepper(model, optimiser, coefficients, config.clip, accelerator)
     memories = split_budget(config.keep_features_gib)
-    state = _State(run, draft, stepper, checkpoints, counters, progress, *memories)
+    state = _State(run, draft, stepper, checkpoints, counters, progress, *memories, average=average)
     try:
         with ExitStack() as stack:
             if accelerator.is_main_process:
                 state.history = stack.enter_context(History(run.out / "history.jsonl", counters.step))
             interrupt = stack.enter_context(Interrupt())
-            _steps(state, plan, rows, held_out_rows, interrupt)
+            trace = profiler(config.profile, run.out / "profile", accelerator.process_index)
+            state.profile = stack.enter_context(trace)
+            if counters.stopped is None:
+                _steps(state, plan, rows, held_out_rows, interrupt)
     finally:
         progress.close()
-    return counters
+    if counters.stopped is not None:
+        checkpoints.say(_ended_early(counters))
+    return Trained(counters, _exported(state))
 
 
 def new_plan(config: TrainConfig, rows: int, ranks: int) -> Plan:
@@ -114,8 +147,14 @@ class _State:
     progress: Progress
     memory: FeatureMemory
     held_out_memory: FeatureMemory
+    average: Average | None = None
     meter: Meter = field(default_factory=Meter)
     history: History | None = None
+    profile: torch.profiler.profile | None = None
+    clock: Clock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.run.accelerator.device)
 
     def record(self, record: dict[str, Any]) -> None:
         """Show and keep one record (process 0)."""
@@ -136,64 +175,86 @@ def _steps(state: _State, plan: Plan, rows: Rows, held_out_rows: Rows, interrupt
     alone = accelerator.num_processes == 1
     first_step = counters.step
     clock = time.perf_counter()
-    for window in windows(rows, plan, accelerator.process_index, config.seed, first_step):
+    source = windows(rows, plan, accelerator.process_index, config.seed, first_step)
+    for window in _waited_for(source, state.clock):
         rate = learning_rate(counters.step, plan.steps, config)
         check = _gradient_check(state) if counters.step == first_step else None
-        result = _one_step(state, window, rate, interrupt.signal is not None, check)
-        counters.step += 1
+        with explained([row for one in window for row in one.ids], counters.step, config):
+            result = _one_step(state, window, rate, interrupt.signal is not None, check)
         counters.rows = plan.rows_before(counters.step)
-        _count_not_finite(state, result)
         state.progress.advance()
         counters.seconds += time.perf_counter() - clock
         last = counters.step == plan.steps
-        if counters.step % config.log_every == 0 or last:
+        logged = counters.step % config.log_every == 0 or last
+        if logged:
             _log(state, rate, result)
         if (counters.step % config.eval_every == 0 or last) and min(len(held_out_rows), config.eval_rows):
-            _evaluate(state, held_out_rows)
+            _evaluate(state, held_out_rows, last)
+        if counters.stopped is not None and not logged:
+            _log(state, rate, result)
         stop = interrupt.signal is not None if alone else result.stop
-        if counters.step % config.checkpoint_every == 0 or last or stop:
+        done = last or counters.stopped is not None
+        if counters.step % config.checkpoint_every == 0 or done or stop:
             _save(state)
         if stop:
             _leave(state, interrupt)
+        if done:
+            return
         clock = time.perf_counter()
+
+
+def _waited_for(source: Iterator[list[RowBatch]], clock: Clock) -> Iterator[list[RowBatch]]:
+    while True:
+        with clock.span("data_wait", on_device=False):
+            window = next(source, None)
+        if window is None:
+            return
+        yield window
 
 
 def _one_step(
     state: _State, window: list[RowBatch], rate: float, stop: bool, check: Callable[[], None] | None
 ) -> StepResult:
-    run, layers = state.run, state.draft.capture_layers
-    parts = tuple(state.stepper.coefficients)
-    captured = [
-        Micro(
-            draft_batch(one, run.target, layers, memory=state.memory, loss_parts=parts),
-            one.token_count,
-            one.counted,
-        )
-        for one in window
-    ]
+    run, counters = state.run, state.counters
+    captured = _captured(state, window)
     for group in state.stepper.optimiser.param_groups:
         group["lr"] = rate
 
     def on_loss(loss: DraftLoss, micro: Micro) -> None:
         state.meter.add(loss, micro.tokens, micro.counted)
 
-    return state.stepper.take(captured, on_loss, check, stop)
+    result = state.stepper.take(captured, on_loss, check, stop)
+    if result.finite and state.average is not None:
+        state.average.update(counters.step)
+    counters.step += 1
+    if (expected := spike(counters, result.loss)) is not None:
+        ids = row_ids(captured, run.accelerator.num_processes)
+        found = {"loss": result.loss, "expected": expected, "rows": ids}
+        state.record({"step": counters.step, "spike": found})
+    if state.profile is not None:
+        state.profile.step()
+    rank = run.accelerator.process_index
+    count_not_finite(counters, result.finite, captured, run.config, run.out / "not_finite", rank)
+    return result
+
+
+def _captured(state: _State, window: list[RowBatch]) -> list[Micro]:
+    """The target's features for each micro-batch."""
+    layers, parts = state.draft.capture_layers, tuple(state.stepper.coefficients)
+    with state.clock.span("capture"):
+        return [
+            Micro(
+                draft_batch(one, state.run.target, layers, memory=state.memory, loss_parts=parts),
+                one.token_count,
+                one.counted,
+                one.ids,
+            )
+            for one in window
+        ]
 
 
 def _gradient_check(state: _State) -> Callable[[], None]:
     return lambda: check_gradients_agree(state.stepper.model, state.run.accelerator)
-
-
-def _count_not_finite(state: _State, result: StepResult) -> None:
-    counters = state.counters
-    counters.skipped += not result.finite
-    counters.skipped_in_a_row = 0 if result.finite else counters.skipped_in_a_row + 1
-    if counters.skipped_in_a_row >= NOT_FINITE_LIMIT:
-        raise UserError(
-            f"The loss or its gradient was not finite {NOT_FINITE_LIMIT} steps in a row (up to step "
-            f"{counters.step}): lower train.learning_rate (now {state.run.config.learning_rate}) or set "
-            "train.precision=no, and start over with train.resume=never."
-        )
 
 
 def _log(state: _State, rate: float, result: StepResult) -> None:
@@ -203,6 +264,7 @@ def _log(state: _State, rate: float, result: StepResult) -> None:
     counters.tokens += int(seen.tokens)
     seconds = counters.seconds - counters.logged_at
     counters.logged_at = counters.seconds
+    supervised = seen.valid[0] if seen.valid else 0.0
     state.record(
         {
             "step": counters.step,
@@ -214,27 +276,64 @@ def _log(state: _State, rate: float, result: StepResult) -> None:
             "gradient_norm": result.gradient_norm,
             "skipped": counters.skipped,
             "tokens_per_second": seen.tokens / seconds if seconds > 0 else 0.0,
+            "supervised_per_second": supervised / seconds if seconds > 0 else 0.0,
+            "time": state.clock.shares(seconds),
+            **memory_gib(),
         }
     )
 
 
-def _evaluate(state: _State, rows: Rows) -> None:
-    run = state.run
-    how = HeldOut(
-        run.config.eval_rows, run.config.eval_steps, run.temperature, run.config.seed, run.config.batch_size
-    )
-    found = evaluate_held_out(
-        state.stepper.model,
-        rows,
-        how,
-        target=run.target,
-        layers=state.draft.capture_layers,
-        coefficients=state.stepper.coefficients,
-        accelerator=run.accelerator,
-        memory=state.held_out_memory,
-    )
-    state.counters.evaluation = found
-    state.record({"step": state.counters.step, **found})
+def _evaluate(state: _State, rows: Rows, last: bool) -> None:
+    """On the weights that would be exported; keeps the draft if it is the best one so far."""
+    run, counters = state.run, state.counters
+    config = run.config
+    how = HeldOut(config.eval_rows, config.eval_steps, run.temperature, config.seed, config.batch_size)
+    with state.average.in_place() if state.average is not None else nullcontext():
+        found = evaluate_held_out(
+            state.stepper.model,
+            rows,
+            how,
+            target=run.target,
+            layers=state.draft.capture_layers,
+            coefficients=state.stepper.coefficients,
+            accelerator=run.accelerator,
+            memory=state.held_out_memory,
+        )
+    due = bool(config.decode_every) and (counters.step % config.decode_every == 0 or last)
+    if run.decode is not None and due:
+        found |= _decode(state, run.decode)
+    if take_in(found, counters, config):
+        weights = _weights(state)
+        if run.accelerator.is_main_process:
+            state.checkpoints.save_best(state.draft, weights, counters)
+    state.record({"step": counters.step, **found})
+
+
+def _decode(state: _State, decode: Callable[[TrainableDraft], dict[str, Any]]) -> dict[str, Any]:
+    """Process 0 decodes with a whole copy of the draft; all processes learn what it found."""
+    accelerator, weights = state.run.accelerator, _weights(state)
+    answer: list[dict[str, Any]] = [{}]
+    if accelerator.is_main_process:
+        plain = next(kind for kind in type(state.draft).__mro__ if not kind.__name__.startswith("FSDP"))
+        random = torch.get_rng_state()
+        copy = plain(state.draft.config)
+        copy.load_state_dict(weights)
+        answer = [decode(copy.eval())]
+        torch.set_rng_state(random)
+    return broadcast_object_list(answer)[0] if accelerator.num_processes > 1 else answer[0]
+
+
+def _weights(state: _State) -> dict[str, Tensor]:
+    """What would be exported now; collective, process 0 gets it."""
+    mean = state.average.mean if state.average is not None else None
+    return whole_weights(state.draft, state.run.accelerator, mean)
+
+
+def _exported(state: _State) -> dict[str, Tensor]:
+    best = state.counters.best
+    if best is None:
+        return _weights(state)
+    return state.checkpoints.best_weights(best["step"]) if state.run.accelerator.is_main_process else {}
 
 
 def _save(state: _State) -> None:
@@ -242,7 +341,7 @@ def _save(state: _State) -> None:
     seen, mine = state.meter.over_all(state.run.accelerator), state.meter.cleared()
     state.meter = seen if state.run.accelerator.is_main_process else mine
     state.counters.meter = asdict(seen)
-    state.checkpoints.save(state.draft, state.stepper.optimiser, state.counters)
+    state.checkpoints.save(state.draft, state.stepper.optimiser, state.counters, state.average)
 
 
 def _leave(state: _State, interrupt: Interrupt) -> None:
@@ -253,8 +352,16 @@ def _leave(state: _State, interrupt: Interrupt) -> None:
     raise SystemExit(interrupt.exit_code)
 
 
+def _ended_early(counters: Counters) -> str:
+    return (
+        f"Training ended at step {counters.step}, after {counters.seconds:.0f} s and {counters.tokens} tokens: "
+        f"{counters.stopped}."
+    )
+
+
 def _checkpoints(run: Run) -> Checkpoints:
-    return Checkpoints(
+    """Cleared of what a killed process left, and of everything with `train.resume=never`."""
+    checkpoints = Checkpoints(
         folder=run.out / "checkpoints",
         recipe=run.recipe,
         keep_last=run.config.keep_last,
@@ -262,12 +369,7 @@ def _checkpoints(run: Run) -> Checkpoints:
         restart_hint=f"{run.command} train.resume=never",
         say=print if run.accelerator.is_main_process else lambda line: None,
     )
-
-
-def _start(
-    checkpoints: Checkpoints, draft: TrainableDraft, optimiser: AcceleratedOptimizer, config: TrainConfig
-) -> Counters:
     checkpoints.remove_leftovers()
-    if config.resume == "never":
+    if run.config.resume == "never":
         checkpoints.remove_all()
-    return checkpoints.resume(draft, optimiser)
+    return checkpoints

@@ -1,31 +1,34 @@
-"""AdamW, the learning rate of every step, and one optimiser step over a window of micro-batches."""
+"""The optimiser, the learning rate of every step, and one optimiser step over a window of micro-batches."""
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
 
-from deepspec.config.schema import TrainConfig
+from deepspec.config.schema import Optimiser, TrainConfig
 from deepspec.drafts.contract import DraftBatch, DraftLoss, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.training.meters import sums_and_weights, total
 
 
-def new_optimiser(model: torch.nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW on what can learn; weights decay, vectors (norms, biases) do not."""
+def new_optimiser(model: torch.nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW or SGD on what can learn; weights decay, vectors (norms, biases) do not."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [one for one in learning if one.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [one for one in learning if one.dim() < 2], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer is Optimiser.sgd:
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.betas[0])
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.betas[0], config.betas[1]),
+        groups, lr=config.learning_rate, betas=(config.betas[0], config.betas[1]), eps=config.eps
     )
 
 
@@ -54,25 +57,33 @@ def loss_coefficients(draft: TrainableDraft, chosen: dict[str, float]) -> dict[s
 
 @dataclass
 class Micro:
-    """One micro-batch, captured. tokens: without padding. counted: False for a stand-in (`RowBatch`)."""
+    """One micro-batch, captured. tokens: without padding. counted: False for a stand-in (`RowBatch`). rows: their
+    numbers in the data."""
 
     batch: DraftBatch
     tokens: int
     counted: bool
+    rows: list[int] = field(default_factory=list)
 
 
 @dataclass
 class StepResult:
-    """finite: whether the step was taken. gradient_norm: before clipping; None where none was computed."""
+    """finite: whether the step was taken. loss: of all processes' batches together, None where no token was
+    supervised. gradient_norm: before clipping; None where none was computed."""
 
     finite: bool
+    loss: float | None
     gradient_norm: float | None
     stop: bool
 
 
 @dataclass
 class Stepper:
-    """Takes optimiser steps. coefficients: weight of each loss part. clip: gradient norm, 0 = off."""
+    """Takes optimiser steps. coefficients: weight of each loss part. clip: gradient norm, 0 = off.
+
+    DeepSpeed's engine is driven directly: accelerate's `backward` would also take the step, before the
+    gradients could be looked at.
+    """
 
     model: torch.nn.Module
     optimiser: AcceleratedOptimizer
@@ -100,35 +111,59 @@ class Stepper:
         totals = total(self.accelerator, [*_totals(names, losses, window), float(stop)])
         stopped = totals[-1] > 0
         if not all(math.isfinite(value) for value in totals):
-            return StepResult(False, None, stopped)
-        scales = self._scales(names, totals[len(names) : -1])
+            return StepResult(False, None, None, stopped)
+        weights = totals[len(names) : -1]
+        scales = self._scales(names, weights)
         for index, micro in enumerate(window):
             last = index == len(window) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
+            with nullcontext() if last or self._engine else self.accelerator.no_sync(self.model):
                 loss = losses[0] if alone else self.model(micro.batch)
                 parts = sums_and_weights(loss)[0]
                 share = 1.0 if micro.counted else 0.0
-                self.accelerator.backward(sum(scales[name] * share * parts[name] for name in names))
+                self._backward(sum(scales[name] * share * parts[name] for name in names), last)
             on_loss(loss, micro)
         if on_gradients is not None:
             on_gradients()
-        return self._update(stopped)
+        means = [
+            self.coefficients[name] * part / weight
+            for name, part, weight in zip(names, totals, weights, strict=False)
+            if weight
+        ]
+        finite, norm = self._update()
+        return StepResult(finite, sum(means) if means else None, norm, stopped)
+
+    @property
+    def _engine(self) -> Any:
+        """DeepSpeed's engine, or None."""
+        return self.model if self.accelerator.distributed_type is DistributedType.DEEPSPEED else None
 
     def _scales(self, names: list[str], weights: list[float]) -> dict[str, float]:
-        """What each part's sum is multiplied by: data parallelism averages gradients over the processes."""
+        """What each part's sum is multiplied by: DDP, DeepSpeed and FSDP average gradients over the processes."""
         return {
             name: self.coefficients[name] * self.accelerator.num_processes / weight if weight else 0.0
             for name, weight in zip(names, weights, strict=True)
         }
 
-    def _update(self, stopped: bool) -> StepResult:
+    def _backward(self, loss: Any, last: bool) -> None:
+        if self._engine is None:
+            self.accelerator.backward(loss)
+        else:
+            self._engine.set_gradient_accumulation_boundary(last)
+            self._engine.backward(loss, scale_wrt_gas=False)
+
+    def _update(self) -> tuple[bool, float | None]:
+        """Clip, step, clear; whether the step was taken, and the norm before clipping."""
+        if self._engine is not None:
+            self._engine.step()  # clips, and leaves out a step whose gradients are not finite
+            norm = float(self._engine.get_global_grad_norm())
+            return self._engine.was_step_applied(), norm if math.isfinite(norm) else None
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip or math.inf))
         # a scaler (fp16) skips and adapts by itself
         finite = math.isfinite(norm) or self.accelerator.scaler is not None
         if finite:
             self.optimiser.step()
         self.optimiser.zero_grad()
-        return StepResult(finite, norm if math.isfinite(norm) else None, stopped)
+        return finite, norm if math.isfinite(norm) else None
 
 
 @torch.no_grad()

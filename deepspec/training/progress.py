@@ -30,6 +30,13 @@ class Progress:
         """Take over what a history record knows."""
         if "tau_reason" in record:
             return
+        if "spike" in record:
+            spike = record["spike"]
+            rows = ", ".join(map(str, spike["rows"][:8])) + (", …" if len(spike["rows"]) > 8 else "")
+            self.say(
+                f"Step {record['step']}: loss {spike['loss']:.3g}, expected {spike['expected']:.3g}; rows {rows}"
+            )
+            return
         if "tau" in record:
             self._fields["τ"] = _number(record["tau"])
         else:

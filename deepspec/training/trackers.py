@@ -4,6 +4,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,12 +78,8 @@ class WandbTracker:
 
 class TrackioTracker:
     def __init__(self, name: str, config: dict[str, Any]) -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise UserError(
-                "train.tracker=trackio needs a package more: pip install deepspec[trackio]"
-            ) from error
+        import trackio
+
         self._run = trackio.init(project="deepspec", name=name, config=config)
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -92,10 +89,26 @@ class TrackioTracker:
         self._run.finish()
 
 
+def check_installed(kind: Tracker) -> None:
+    """`UserError` if the tracker's package is not there; all but trackio come with deepspec."""
+    if kind is Tracker.none:
+        return
+    try:
+        there = find_spec(kind.value) is not None
+    except ValueError:  # what find_spec says of a module that was put out of reach
+        there = False
+    if not there:
+        raise UserError(
+            f"train.tracker={kind.value} needs a package more: pip install "
+            + ("'deepspec[trackio]'" if kind is Tracker.trackio else kind.value)
+        )
+
+
 def new_tracker(
     kind: Tracker, name: str, config: dict[str, Any], folder: Path, say: Callable[[str], None] = print
 ) -> RunTracker:
     """Open the tracker of a run. name: the experiment's; folder: the run's; say: prints a line."""
+    check_installed(kind)
     if kind is Tracker.tensorboard:
         return TensorBoardTracker(folder / "tensorboard")
     if kind is Tracker.wandb:

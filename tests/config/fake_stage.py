@@ -64,6 +64,7 @@ def registry() -> ModuleType:
     """What stands in for `deepspec.drafts.registry`."""
     module = ModuleType("deepspec.drafts.registry")
     vars(module)["option_classes"] = lambda: {"eagle3": Eagle3Options, "other": OtherOptions}
+    vars(module)["check_options"] = lambda options: None
     return module
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 
 from deepspec.config.app import command, with_sentences
 from deepspec.errors import UserError
@@ -46,6 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
             fake_stage.main()
         except SystemExit as stopped:
             status = stopped.code
+        HydraConfig.instance().cfg = None  # as in a process of its own, whatever ended this one
         out, err = capfd.readouterr()
         return CompletedProcess(arguments, status, out, err)
 
@@ -73,6 +76,13 @@ def test_nothing_is_written_outside_the_run(stage: Stage, tmp_path: Path) -> Non
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
     settings = [f"elsewhere/run/hydra/fake/{name}.yaml" for name in ("config", "hydra", "overrides")]
     assert written == ["elsewhere/run/.lock", *settings]
+
+
+@pytest.mark.parametrize("out", ["out=", "out=''", "out='  '"])
+def test_an_empty_out_is_refused_before_anything_is_made(here: Stage, tmp_path: Path, out: str) -> None:
+    assert "`out` is empty" in sentence(here("name=x", out))
+    assert "`out` is empty" in here("--multirun", "name=x", "train.seed=1,2", out).stderr
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"multirun.yaml"}
 
 
 def test_two_processes_do_not_work_in_one_folder(here: Stage, tmp_path: Path) -> None:
@@ -235,9 +245,15 @@ def test_user_error_is_printed_without_traceback(here: Stage) -> None:
     assert sentence(here("name=mistake")) == "prompts.jsonl, line 3: not JSON. Mend the line."
 
 
+def test_what_lies_in_the_way_is_a_sentence(here: Stage, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "evaluation").write_text("mine")
+    assert "runs/x/evaluation is a file" in sentence(here("name=x"))
+
+
 def test_a_full_disk_is_a_sentence(here: Stage) -> None:
     said = sentence(here("name=full"))
-    assert "disk is full" in said and "runs/full/data" in said
+    assert "disk is full" in said and "runs/full/data" in said and "GiB free" in said
 
 
 def test_a_defect_keeps_its_traceback(stage: Stage) -> None:
@@ -307,6 +323,18 @@ def test_accelerate_launch_with_our_file(stage: Stage) -> None:
         ACCELERATE_USE_CPU="true",
     )
     assert sorted(config["rank"] for config in seen(two)) == ["0", "1"]
+
+
+def test_a_warning_of_the_hubs_library_is_printed_once() -> None:
+    code = """
+import logging.config
+from deepspec.config.store import _logging
+logging.config.dictConfig(_logging())
+from huggingface_hub.utils import logging as hub
+hub.get_logger("huggingface_hub.utils._http").warning("Retrying in 1s")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout + done.stderr).count("Retrying in 1s") == 1
 
 
 def test_with_sentences_returns_when_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from deepspec.config.keys import nearest, schema_keys, takes
 from deepspec.config.ranges import BOUNDS, check
 from deepspec.config.schema import Config, Precision, TargetConfig, TrainConfig
+from deepspec.drafts.options import Eagle3Options
 from deepspec.drafts.registry import option_classes
 from deepspec.errors import UserError
 
@@ -63,7 +64,7 @@ def test_bounds_name_existing_keys() -> None:
 
 
 def a_config() -> Config:
-    return Config(name="x", target=TargetConfig(name="t", path="p"), draft=Options())
+    return Config(name="x", target=TargetConfig(name="t", path="p"), draft=Eagle3Options())
 
 
 def test_the_defaults_are_inside_their_bounds() -> None:
@@ -79,14 +80,25 @@ def test_the_defaults_are_inside_their_bounds() -> None:
         ("decode.temperature", float("inf")),
         ("evaluate.sweep", [3, 0]),
         ("train.betas", [0.9, 1.0]),
+        ("train.betas", [0.9]),
+        ("train.betas", [0.9, 0.95, 0.99]),
+        ("train.epochs", float("inf")),
+        ("train.loss", {"soft_ce": float("nan")}),
+        ("train.eval_steps", 1023),
+        ("draft.ttt_steps", 1023),
+        ("train.seed", -1),
+        ("decode.seed", 2**63),
+        ("evaluate.threads", 10**9),
         ("train.warmup", 1.5),
         ("train.resume", "always"),
         ("data.regenerated_prompts", -1),
+        ("draft.start", "nowhere"),
+        ("draft.algorithm", "eagle9"),
     ],
 )
 def test_a_number_outside_is_named(key: str, value: object) -> None:
     config = a_config()
     section, name = key.split(".")
     setattr(getattr(config, section), name, value)
-    with pytest.raises(UserError, match=f"`{key}`"):
+    with pytest.raises(UserError, match=f"`?{key}`? "):
         check(config)

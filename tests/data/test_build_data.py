@@ -37,7 +37,13 @@ def prompts_file(folder: Path, count: int = 40, answered: int = 40) -> Path:
     return path
 
 
-def make(folder: Path, toy: ToyAnswers | None = None, **settings: Any) -> dict[str, Any]:
+def make(
+    folder: Path,
+    toy: ToyAnswers | None = None,
+    draft_vocab_size: int = 300,
+    overwrite: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
     facts = toy_facts()
     given: dict[str, Any] = {"held_out_prompts": 6, "max_length": 64, "batch_size": 4, **settings}
     config = DataConfig(**given)
@@ -46,9 +52,10 @@ def make(folder: Path, toy: ToyAnswers | None = None, **settings: Any) -> dict[s
         config,
         gather(config),
         facts,
-        draft_vocab_size=300,
+        draft_vocab_size=draft_vocab_size,
         generate=toy or ToyAnswers(facts),
         say=lambda _: None,
+        overwrite=overwrite,
     )
 
 
@@ -172,16 +179,52 @@ def test_several_turns_are_answered_one_after_the_other(tmp_path: Path) -> None:
 ROLES = ("user", "assistant")
 
 
-def test_the_same_command_again_does_nothing_and_other_settings_make_it_anew(tmp_path: Path) -> None:
+def test_the_same_command_again_does_nothing(tmp_path: Path) -> None:
     path = str(prompts_file(tmp_path))
     first = make(tmp_path / "data", prompts=path)
     idle = ToyAnswers(toy_facts())
     assert make(tmp_path / "data", idle, prompts=path)["fingerprint"] == first["fingerprint"]
     assert idle.batches == []
-    other = make(tmp_path / "data", idle, prompts=path, seed=1)
-    assert other["fingerprint"] != first["fingerprint"] and idle.batches
+
+
+def test_data_of_other_settings_stay_unless_asked(tmp_path: Path) -> None:
+    path, folder = str(prompts_file(tmp_path)), tmp_path / "data"
+    first = make(folder, prompts=path)
+    before, idle = tree(folder), ToyAnswers(toy_facts())
+    with pytest.raises(UserError, match=rf"{folder} was .*data\.seed was 0, is 1.*out=.*overwrite=true"):
+        make(folder, idle, prompts=path, seed=1)
+    assert tree(folder) == before and idle.batches == []
+    other = make(folder, prompts=path, seed=1, overwrite=True)
+    assert other["fingerprint"] != first["fingerprint"]
     Path(path).write_text(Path(path).read_text() + '{"prompt": "one more"}\n')
-    assert make(tmp_path / "data", prompts=path, seed=1)["fingerprint"] != other["fingerprint"]
+    with pytest.raises(UserError, match=r"sources\.prompts was"):
+        make(folder, prompts=path, seed=1)
+    assert make(folder, prompts=path, seed=1, overwrite=True)["fingerprint"] != other["fingerprint"]
+
+
+def test_complete_data_with_a_damaged_file_are_not_complete(tmp_path: Path) -> None:
+    path = str(prompts_file(tmp_path))
+    make(tmp_path / "data", prompts=path)
+    rows = tmp_path / "data" / "held_out" / "data-00000-of-00001.arrow"
+    rows.write_bytes(rows.read_bytes()[:-8] + b"\0" * 8)
+    with pytest.raises(
+        UserError, match=rf"{rows} is damaged.*Remove {tmp_path / 'data'} .*deepspec\.prepare"
+    ):
+        make(tmp_path / "data", prompts=path)
+
+
+def test_another_draft_vocabulary_keeps_the_answers(tmp_path: Path) -> None:
+    path, folder = str(prompts_file(tmp_path)), tmp_path / "data"
+    make(folder, prompts=path)
+    before, idle = conversations(folder), ToyAnswers(toy_facts())
+    with pytest.raises(UserError, match=r"draft\.vocab_size was 300, is 280"):
+        make(folder, idle, prompts=path, draft_vocab_size=280)
+    make(folder, idle, prompts=path, draft_vocab_size=280, overwrite=True)
+    vocab = load_draft_vocab(folder)
+    assert vocab is not None and len(vocab) == 280
+    assert conversations(folder) == before and idle.batches == []
+    make(folder, idle, prompts=path, temperature=1.0, overwrite=True)
+    assert idle.batches
 
 
 def test_another_name_of_the_same_target_makes_nothing_anew(tmp_path: Path) -> None:
@@ -195,7 +238,13 @@ def test_another_name_of_the_same_target_makes_nothing_anew(tmp_path: Path) -> N
             return toy(prompts, seeds)
 
         return build(
-            tmp_path / folder, config, gather(config), facts, draft_vocab_size=300, generate=generate
+            tmp_path / folder,
+            config,
+            gather(config),
+            facts,
+            draft_vocab_size=300,
+            generate=generate,
+            overwrite=True,
         )
 
     first, idle = toy_facts(), ToyAnswers(toy_facts())

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from deepspec.config.schema import Answers, DataConfig
-from deepspec.data.build import gather
+from deepspec.data import gather
 from deepspec.data.conversation import Conversation, check_messages
 from deepspec.data.questions import question_prompts
 from deepspec.data.selection import builtin_prompts
@@ -107,5 +107,5 @@ def test_mixed_data_takes_no_more_unanswered_prompts_than_it_can_use() -> None:
     settings = DataConfig(
         builtin_prompts=200, answers=Answers.mixed, regenerated_prompts=40, held_out_prompts=10
     )
-    found = gather(settings).conversations
+    found = [item for _, item in gather(settings).store.conversations()]
     assert len(found) == 200 and sum(not item.has_answer for item in found) == 25

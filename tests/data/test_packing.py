@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepspec.data.conversation import Row
 from deepspec.data.packing import assign_rows, pack
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=16), max_size=40)
@@ -12,9 +13,11 @@ DOCUMENTS = st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=16), m
 @given(DOCUMENTS)
 def test_every_token_appears_exactly_once_with_its_mask_and_position(documents: list[list[int]]) -> None:
     masks = [[token % 2 for token in document] for document in documents]
-    packed = pack(documents, masks, 16, pad=0)
+    rows = [Row(*pair) for pair in zip(documents, masks, strict=True)]
     found = []
-    for row in range(len(packed.tokens)):
+    lengths = [len(document) for document in documents]
+    parts = list(pack(lengths, rows.__getitem__, 16, pad=0, batch=3))
+    for packed, row in [(part, row) for part in parts for row in range(len(part.tokens))]:
         numbers = packed.documents[row]
         inside = numbers >= 0
         assert not packed.tokens[row][~inside].any() and not packed.loss_mask[row][~inside].any()

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from datasets import load_from_disk
 from deepspec import prepare
 from deepspec.config.schema import Answers, Config, DataConfig, Dtype, TargetConfig
 from deepspec.data import load_draft_vocab, load_prompts, load_rows
+from deepspec.drafts.options import Eagle3Options
 from deepspec.errors import UserError
 from tests.data.toy_tokenizers import chatml, gemma, llama3
 
@@ -61,7 +61,7 @@ def configuration(tmp_path: Path, target: Path, **data: Any) -> Config:
     return Config(
         name="tiny",
         target=TargetConfig(name="tiny", path=str(target), dtype=Dtype.float32),
-        draft=SimpleNamespace(vocab_size=300),
+        draft=Eagle3Options(vocab_size=300),
         data=DataConfig(**settings),
         out=str(tmp_path / "run"),
     )
@@ -118,4 +118,33 @@ def test_a_bad_file_is_known_before_the_target_is_loaded(tmp_path: Path) -> None
     config = configuration(tmp_path, tmp_path / "no target here", answers=Answers.given)
     Path(config.data.prompts or "").write_bytes(b"\xff\n")
     with pytest.raises(UserError, match=r"prompts\.txt, line 1: not UTF-8"):
+        prepare.run(config)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        ("draft", "capture_layers", [0, 7], "Layer 7 does not exist"),
+        ("train", "loss", {"soft_cd": 1.0}, r"train\.loss\.soft_cd: .* soft_ce"),
+        ("decode", "max_new_tokens", 256, r"decode\.max_new_tokens=256 leaves no room"),
+    ],
+)
+def test_what_later_stages_ask_of_the_target_is_checked_before_answers_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, key: str, value: Any, words: str
+) -> None:
+    config = configuration(tmp_path, save_target(tmp_path / "target", "llama"))
+    setattr(getattr(config, section), key, value)
+    monkeypatch.setattr(prepare, "build", None)  # nothing may be built
+    with pytest.raises(UserError, match=words):
+        prepare.run(config)
+
+
+def test_a_target_without_features_is_refused_before_answers_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(tmp_path, save_target(tmp_path / "target", "llama"))
+    lacks = {"chain": "", "tree": "", "ragged": "", "features": "its logits differ"}
+    monkeypatch.setattr("deepspec.target.probe.probe", lambda _: lacks)
+    monkeypatch.setattr(prepare, "build", None)
+    with pytest.raises(UserError, match="cannot be used for features: its logits differ"):
         prepare.run(config)

@@ -93,7 +93,25 @@ BAD = [
     ({"messages": [{"role": "user"}]}, "wrong type"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not text"),
     ({"messages": [{"role": "system", "content": "a"}]}, "no user message"),
-    ({"messages": [{"role": "assistant", "content": "a"}]}, "the first message"),
+    ({"messages": [{"role": "assistant", "content": "a"}]}, "no user message"),
+    (
+        {"messages": [{"role": "tool", "content": "a"}, {"role": "user", "content": "a"}]},
+        "the first message",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a"}]},
+        "a tool's result without a call",
+    ),
+    ('{"prompt": "a\x00b"}', "NUL byte"),
+    ('{"prompt": "a\\u0000b"}', "not text"),
+    ('{"prompt": ' + "9" * 5000 + "}", "broken JSON"),
+    ('{"prompt": ' + "[" * 900 + "]" * 900 + "}", "wrong type"),
+    ('{"prompt": "' + "x" * 10_000_000 + '"}', "row too long"),
+    ({"prompt": "a", "answer": "b", "response": "c"}, "ambiguous row"),
+    ({"tokens": [1, 2]}, "missing field"),
+    ({"tokens": [1, 2], "loss_mask": [1]}, "wrong type"),
+    ({"input_ids": [1, "2"], "labels": [1, 2]}, "wrong type"),
+    ({"prompt": "a", "tools": "{"}, "broken JSON"),
     (
         {"messages": [{"role": r, "content": "a"} for r in ("user", "assistant", "assistant")]},
         "two assistant",
@@ -105,7 +123,7 @@ BAD = [
                 {"role": "assistant", "content": "", "tool_calls": [1]},
             ]
         },
-        "tool",
+        "wrong type",
     ),
     ({"prompt": "other", "id": "first"}, "repeated id"),
 ]
@@ -147,8 +165,3 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes | None, messa
     for strict in (True, False):
         with pytest.raises(UserError, match=message):
             read(path, strict)
-
-
-def test_a_folder_is_no_prompts_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read(tmp_path)

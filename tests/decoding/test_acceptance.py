@@ -6,132 +6,205 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from deepspec.decoding.acceptance import draw, greedy_law, token_law
+from deepspec.decoding.acceptance import choose_greedy, choose_sampled, draw
+from deepspec.decoding.acceptance.chains import TokenLaw, block_law, token_law
+from deepspec.decoding.acceptance.trees import tree_law
 from deepspec.drafts.contract import Proposal
+from tests.decoding.enumeration import (
+    Outcomes,
+    V,
+    chain_parents,
+    enumerate_rule,
+    probability,
+    proposal_of,
+    shape_of,
+    tables,
+    target_of,
+)
 
-V = 3
-
-
-def random_distribution(generator: torch.Generator, holes: bool) -> Tensor:
-    weights = torch.rand(V, generator=generator, dtype=torch.float64) ** 3
-    if holes:
-        weights[int(torch.randint(V, (1,), generator=generator))] = 0
-    return weights / weights.sum()
-
-
-def tables(seed: int, depth: int, holes: bool) -> dict[tuple[int, ...], Tensor]:
-    """A distribution after every text shorter than `depth`."""
-    generator = torch.Generator().manual_seed(seed)
-    texts = [text for n in range(depth) for text in itertools.product(range(V), repeat=n)]
-    return {text: random_distribution(generator, holes) for text in texts}
-
-
-def output_law(k: int, p: dict, q: dict | None, path: tuple[int, ...] | None, vocab: Tensor | None) -> dict:
-    """P(first k+1 tokens) of one round, its committed tokens continued by plain sampling from p."""
-    found: dict[tuple[int, ...], float] = {}
-    drafts = itertools.product(range(V), repeat=k) if path is None else [path]
-    for draft in drafts:
-        chance = 1.0 if q is None else float(torch.stack([q[draft[:i]][draft[i]] for i in range(k)]).prod())
-        if chance == 0:
-            continue
-        target = torch.stack([p[draft[:i]] for i in range(k + 1)])[None]
-        drawn = None if q is None else torch.stack([q[draft[:i]] for i in range(k)])[None]
-        if drawn is not None and vocab is not None:
-            drawn = drawn[..., vocab]
-        proposal = Proposal(torch.tensor([draft]), [k], q=drawn, vocab=vocab)
-        law = token_law(proposal, target)
-        survive = 1.0
-        for n in range(k + 1):
-            stop = survive * (1 - float(law.accept[0, n])) if n < k else survive
-            after = law.next_distribution(torch.tensor([n]))[0]
-            for token in range(V):
-                _spread(found, (*draft[:n], token), chance * stop * float(after[token]), k + 1, p)
-            survive *= float(law.accept[0, n]) if n < k else 1.0
-    return found
+EXACT = 1e-12
+# topological, unsorted by depth, single branches, a full root, siblings far apart
+SHAPES = [
+    [-1, -1],
+    [-1, -1, 0, 0],
+    [-1, -1, -1, 0],
+    [-1, 0, -1, 1, 2],
+    [-1, -1, 1, 2, 1],
+    [-1, 0, 0, -1, 1],
+]
+RULES = {"token": token_law, "block": block_law}
 
 
-def _spread(found: dict, text: tuple[int, ...], chance: float, length: int, p: dict) -> None:
-    if len(text) == length:
-        found[text] = found.get(text, 0.0) + chance
-        return
-    for token in range(V):
-        _spread(found, (*text, token), chance * float(p[text][token]), length, p)
+def by_tree(proposal: Proposal, p: torch.Tensor):
+    return tree_law(proposal, p, shape_of(proposal))
 
 
-def assert_is_target(found: dict, p: dict, length: int) -> None:
-    for text in itertools.product(range(V), repeat=length):
-        exact = float(torch.stack([p[text[:i]][text[i]] for i in range(length)]).prod())
-        assert abs(found.get(text, 0.0) - exact) < 1e-12
-
-
-@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**6), k=st.integers(1, 3), holes=st.booleans())
-def test_token_rejection_is_lossless(seed: int, k: int, holes: bool) -> None:
+def test_drawn_chains_are_lossless(rule: str, seed: int, k: int, holes: bool) -> None:
     p, q = tables(seed, k + 1, holes), tables(seed + 1, k + 1, holes)
-    assert_is_target(output_law(k, p, q, None, None), p, k + 1)
+    assert enumerate_rule(RULES[rule], chain_parents(k), p, q, True).worst() < EXACT
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6), path=st.lists(st.integers(0, V - 1), min_size=1, max_size=3))
-def test_a_deterministic_draft_is_a_point_mass(seed: int, path: list[int]) -> None:
-    p = tables(seed, len(path) + 1, False)
-    assert_is_target(output_law(len(path), p, None, tuple(path), None), p, len(path) + 1)
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6), share=st.floats(0.1, 0.9))
+def test_a_draft_that_stops_by_what_it_has_drawn_is_lossless(rule: str, seed: int, share: float) -> None:
+    """The length may depend on the tokens before the one not drawn."""
+    p, q = tables(seed, 4, False), tables(seed + 1, 4, False)
+    found = enumerate_rule(
+        RULES[rule], chain_parents(3), p, q, True, stop=lambda text: float(q[text].max()) < share
+    )
+    assert found.worst() < EXACT
 
 
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_a_reduced_draft_vocabulary_is_zero_outside(seed: int) -> None:
-    k, vocab = 2, torch.tensor([0, 2])
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 3))
+def test_a_deterministic_chain_is_lossless(rule: str, seed: int, k: int) -> None:
     p, q = tables(seed, k + 1, False), tables(seed + 1, k + 1, False)
+    assert enumerate_rule(RULES[rule], chain_parents(k), p, q, False).worst() < EXACT
+
+
+@pytest.mark.parametrize("rule", [*RULES, "tree"])
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_a_reduced_draft_vocabulary_is_zero_outside(rule: str, seed: int) -> None:
+    p, q = tables(seed, 3, False), tables(seed + 1, 3, False)
     for row in q.values():
         row[1] = 0
         row.div_(row.sum())
-    assert_is_target(output_law(k, p, q, None, vocab), p, k + 1)
+    parents = [-1, -1, 0, 1] if rule == "tree" else chain_parents(2)
+    law, vocab = RULES.get(rule, by_tree), torch.tensor([0, 2])
+    assert enumerate_rule(law, parents, p, q, True, vocab=vocab).worst() < EXACT
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
+@pytest.mark.parametrize("parents", SHAPES, ids=str)
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 10**6), holes=st.booleans())
+def test_trees_are_lossless(parents: list[int], drawn: bool, seed: int, holes: bool) -> None:
+    """With holes, q has fewer tokens than some nodes have children."""
+    p, q = tables(seed, len(parents) + 1, False), tables(seed + 1, len(parents) + 1, holes)
+    assert enumerate_rule(by_tree, parents, p, q, drawn).worst() < EXACT
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10**6), drawn=st.booleans(), deepest=st.integers(0, 3))
+def test_nodes_too_deep_to_be_kept_are_as_if_not_there(seed: int, drawn: bool, deepest: int) -> None:
+    parents = [-1, -1, 0, 2]
+    p, q = tables(seed, 5, False), tables(seed + 1, 5, False)
+
+    def law(proposal: Proposal, target: torch.Tensor):
+        found = tree_law(proposal, target, shape_of(proposal, deepest))
+        depth = torch.tensor([1, 1, 2, 3])
+        assert (found.accept[:, depth > deepest] == 0).all()
+        return found
+
+    assert enumerate_rule(law, parents, p, q, drawn).worst() < EXACT
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 3))
+def test_expected_lengths_are_those_of_the_papers(seed: int, k: int) -> None:
+    """Token rejection reaches a text with Π min(p, q), block verification with w(xy) = min(w(x) p(y), q(xy))
+    (Sun et al. 2024), which is never less."""
+    p, q = tables(seed, k + 1, False), tables(seed + 1, k + 1, False)
+    token = block = 0.0
+    for n in range(1, k + 1):
+        for text in itertools.product(range(V), repeat=n):
+            heads = [text[:i] for i in range(n)]
+            token += float(
+                torch.stack([torch.minimum(p[h], q[h])[text[i]] for i, h in enumerate(heads)]).prod()
+            )
+            weight = 1.0
+            for i, head in enumerate(heads):
+                weight = min(weight * float(p[head][text[i]]), probability(q, text[: i + 1]))
+            block += weight
+    by_token = enumerate_rule(token_law, chain_parents(k), p, q, True)
+    by_block = enumerate_rule(block_law, chain_parents(k), p, q, True)
+    assert by_token.accepted == pytest.approx(token, abs=EXACT)
+    assert by_block.accepted == pytest.approx(block, abs=EXACT)
+    assert by_block.accepted >= by_token.accepted - EXACT
+
+
+def test_block_verification_is_worth_having() -> None:
+    gains = []
+    for seed in range(10):
+        p, q = tables(2 * seed, 4, False), tables(2 * seed + 1, 4, False)
+        both = [
+            enumerate_rule(rule, chain_parents(3), p, q, True).accepted for rule in (block_law, token_law)
+        ]
+        gains.append(both[0] / both[1])
+    assert sum(gains) / len(gains) > 1.05
+
+
+def test_a_deterministic_block_is_token_rejection() -> None:
+    p = torch.full((1, 3, V), 1 / V)
+    assert isinstance(block_law(Proposal(torch.tensor([[0, 1]]), [2]), p), TokenLaw)
 
 
 def test_equal_distributions_accept_everything() -> None:
     p = torch.tensor([[[0.2, 0.3, 0.5], [0.1, 0.1, 0.8]]])
-    law = token_law(Proposal(torch.tensor([[1]]), [1], q=p[:, :1]), p)
-    assert law.accept.tolist() == [[1.0]]
-    # The residual has no mass; were it ever needed it is p, not NaN.
-    assert torch.equal(law.next_distribution(torch.tensor([0])), p[:, 0])
+    for rule in RULES.values():
+        law = rule(Proposal(torch.tensor([[1]]), [1], q=p[:, :1]), p)
+        assert law.accept.tolist() == [[1.0]]
+        # The residual has no mass; were it ever needed it is p, not NaN.
+        assert torch.equal(law.next_distribution(torch.tensor([0])), p[:, 0])
 
 
-def test_expected_length_of_the_seeded_example() -> None:
-    """Accepted length in expectation equals Σ_n P(the first n all pass), from Σ min(p, q) at each prefix."""
-    p, q = tables(7, 4, False), tables(8, 4, False)
-    by_law = 0.0
-    for draft in itertools.product(range(V), repeat=3):
-        chance = float(torch.stack([q[draft[:i]][draft[i]] for i in range(3)]).prod())
-        target = torch.stack([p[draft[:i]] for i in range(4)])[None]
-        proposal = Proposal(torch.tensor([draft]), [3], q=torch.stack([q[draft[:i]] for i in range(3)])[None])
-        by_law += chance * float(token_law(proposal, target).accept[0].cumprod(0).sum())
-    exact = 0.0
-    for n in range(1, 4):
-        for text in itertools.product(range(V), repeat=n):
-            exact += float(
-                torch.stack([torch.minimum(p[text[:i]], q[text[:i]])[text[i]] for i in range(n)]).prod()
-            )
-    assert by_law == pytest.approx(exact, abs=1e-12)
+@pytest.mark.parametrize("parents", [chain_parents(3), [-1, -1, 0, 0], [-1, 0, 1, 0]], ids=str)
+def test_a_draft_that_is_not_a_number_costs_nothing_but_speed(parents: list[int]) -> None:
+    """Tokens 'drawn' from NaN are tokens from anywhere; the output stays the target's."""
+    p, q = tables(3, 4, False), tables(4, 4, False)
+    is_chain = parents == chain_parents(3)
+
+    def law(proposal: Proposal, target: torch.Tensor):
+        proposal.q[:, 1] = torch.nan
+        return choose_sampled("auto", proposal, target, None if is_chain else shape_of(proposal))
+
+    assert enumerate_rule(law, parents, p, q, True).worst() < EXACT
 
 
-@given(
-    best=st.lists(st.integers(0, 4), min_size=5, max_size=5),
-    drafted=st.lists(st.integers(0, 4), min_size=4, max_size=4),
-    length=st.integers(0, 4),
-)
-def test_greedy_stops_at_the_first_mismatch_or_the_proposals_end(
-    best: list[int], drafted: list[int], length: int
-) -> None:
-    logits = torch.nn.functional.one_hot(torch.tensor([best]), 5).double()
-    law = greedy_law(Proposal(torch.tensor([drafted]), [length]), logits)
-    verdict = draw(law, torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 5, dtype=torch.float64))
-    expected = 0
-    while expected < length and drafted[expected] == best[expected]:
-        expected += 1
-    assert (verdict.length.item(), verdict.next_token.item()) == (expected, best[expected])
+def test_children_that_repeat_an_elder_one_are_worth_nothing() -> None:
+    """A deterministic draft that proposes the same token twice is slow, not wrong."""
+    p = tables(5, 3, False)
+    parents, tokens = [-1, -1, -1], [[0, 0, 2]]
+    proposal = proposal_of(parents, tokens, None)
+    law = by_tree(proposal, target_of(parents, tokens, p))
+    assert law.accept[0, 1] == 0
+    assert Outcomes(parents, p, 2).add(law, tokens, [1.0]).worst() < EXACT
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), length=st.integers(0, 6))
+def test_greedy_follows_the_argmax_to_the_proposals_end(data: st.DataObject, length: int) -> None:
+    """Chains and trees of any shape against a plain walk."""
+    parents = [data.draw(st.integers(-1, node - 1)) for node in range(6)]
+    if data.draw(st.booleans()):
+        parents = chain_parents(6)
+    children = {above: [i for i in range(6) if parents[i] == above] for above in range(-1, 6)}
+    drafted = [0] * 6
+    for nodes in children.values():
+        for node, token in zip(nodes, data.draw(st.permutations(range(6))), strict=False):
+            drafted[node] = token
+    best = data.draw(st.lists(st.integers(0, 5), min_size=7, max_size=7))
+    logits = torch.nn.functional.one_hot(torch.tensor([best]), 6).double()
+    proposal = Proposal(torch.tensor([drafted]), [length])
+    shape = None
+    if parents != chain_parents(6):
+        proposal.parents = torch.tensor([parents])
+        shape = shape_of(proposal)
+    verdict = draw(choose_greedy(proposal, logits, shape), torch.zeros(1, 6), torch.zeros(1))
+    path, at = [], -1
+    while right := [node for node in children[at] if node < length and drafted[node] == best[at + 1]]:
+        at = right[0]
+        path.append(at)
+    assert (verdict.length.item(), verdict.next_token.item()) == (len(path), best[at + 1])
+    if verdict.path is not None:
+        assert verdict.path[0, : len(path)].tolist() == path
 
 
 def test_comparison_is_strict() -> None:
@@ -139,4 +212,4 @@ def test_comparison_is_strict() -> None:
     p = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]], dtype=torch.float64)
     law = token_law(Proposal(torch.tensor([[0], [0]]), [1, 1]), p)
     uniform = torch.tensor([[1 - 2**-53], [0.0]], dtype=torch.float64)
-    assert draw(law, uniform, torch.zeros(2, 2, dtype=torch.float64)).length.tolist() == [1, 0]
+    assert draw(law, uniform, torch.zeros(2, dtype=torch.float64)).length.tolist() == [1, 0]

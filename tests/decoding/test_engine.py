@@ -1,33 +1,17 @@
 """The engine against `transformers.generate`, and its sampled output against exact probabilities."""
 
-import itertools
-
 import pytest
 import torch
 
-from deepspec.decoding import Engine, Request, Result, Sampling
+from deepspec.decoding import Engine, Request, Sampling
 from deepspec.drafts.contract import Proposal
 from deepspec.drafts.eagle3 import Eagle3Options
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
 from deepspec.target import Target
+from tests.decoding.fakes import NEW, reference, tokens_of
 from tests.drafts.packed import fit
-from tests.models import FAMILIES, VOCAB, prompts, tiny_model, tiny_target
-
-NEW = 40
-
-
-def reference(family: str, prompt: list[int], count: int = NEW, eos: int | None = None) -> list[int]:
-    ids = torch.tensor([prompt])
-    out = tiny_model(family).generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=eos,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()
+from tests.models import FAMILIES, VOCAB, prompts, tiny_target
 
 
 def draft_for(target: Target, *taught: list[list[int]], **options: object) -> torch.nn.Module:
@@ -68,10 +52,6 @@ class Oracle:
 
     def select(self, state, rows):
         pass
-
-
-def tokens_of(results: list[Result]) -> list[list[int]]:
-    return [result.tokens for result in results]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -129,21 +109,6 @@ def test_what_lies_behind_an_end_token_counts_for_nothing() -> None:
     assert (round_.committed, round_.accepted, round_.verified) == (kept, kept, kept)
 
 
-def test_a_tree_is_refused_not_taken_for_a_chain() -> None:
-    target, (text,) = tiny_target("llama"), prompts(1, seed=2)
-    draft = Oracle(reference("llama", text, 31))
-    propose = draft.propose
-
-    def as_tree(state, control):
-        proposal = propose(state, control)
-        proposal.parents = torch.tensor([[-1] * proposal.tokens.shape[1]])
-        return proposal
-
-    draft.propose = as_tree
-    with pytest.raises(UserError, match="proposes a tree"):
-        Engine(target, draft, k=3).generate([Request(text, 31)])
-
-
 def test_the_context_limit_ends_the_answer() -> None:
     target, (text,) = tiny_target("llama"), prompts(1, seed=4)
     target.max_positions = len(text) + 7
@@ -176,97 +141,6 @@ def test_streamed_tokens_are_the_generated_ones() -> None:
     assert all(round_.committed == len(tokens) for tokens, round_ in pieces[1:])
 
 
-def exact_joint(
-    target: Target, prompt: list[int], sampling: Sampling, length: int
-) -> dict[tuple[int, ...], float]:
-    """Exact probabilities of every continuation, by plain forwards of the library alone."""
-    found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
-        longer: dict[tuple[int, ...], float] = {}
-        for text, chance in found.items():
-            with torch.no_grad():
-                logits = target.model(torch.tensor([[*prompt, *text]]), use_cache=False).logits[0, -1]
-            for token, p in enumerate((logits / sampling.temperature).softmax(-1).tolist()):
-                longer[(*text, token)] = chance * p
-        found = longer
-    return found
-
-
-@pytest.fixture(scope="module")
-def four_word_target() -> Target:
-    import transformers
-
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=4,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.6)
-    return Target(model, None, "four words")
-
-
-def chi_square(target: Target, draft: object, length: int = 4, runs: int = 3000) -> float:
-    """Σ (observed − expected)²/expected over all 4^length continuations, pooled below 5 expected; as a z-score."""
-    prompt, sampling = [1, 3], Sampling(0.9)
-    exact = exact_joint(target, prompt, sampling, length)
-    engine = Engine(target, draft, k=3, max_batch_size=64)
-    requests = [Request(prompt, length, sampling, seed=seed) for seed in range(runs)]
-    counts = dict.fromkeys(itertools.product(range(4), repeat=length), 0)
-    for result in engine.generate(requests):
-        counts[tuple(result.tokens)] += 1
-    pooled: list[tuple[float, float]] = []
-    rest_seen = rest_expected = 0.0
-    for text, chance in exact.items():
-        if chance * runs >= 5:
-            pooled.append((counts[text], chance * runs))
-        else:
-            rest_seen, rest_expected = rest_seen + counts[text], rest_expected + chance * runs
-    pooled.append((rest_seen, rest_expected))
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in pooled if expected > 0)
-    freedom = len(pooled) - 1
-    return (statistic - freedom) / (2 * freedom) ** 0.5
-
-
-@pytest.fixture(scope="module")
-def four_word_draft(four_word_target: Target) -> torch.nn.Module:
-    torch.manual_seed(5)
-    draft = new_draft(Eagle3Options(vocab_size=None), four_word_target, None).double().eval()
-    with torch.no_grad():
-        draft.lm_head.weight.mul_(3)
-    return draft
-
-
-def test_sampled_text_has_the_targets_distribution(four_word_target: Target, four_word_draft: object) -> None:
-    assert abs(chi_square(four_word_target, four_word_draft)) < 4  # seeds are fixed; p ≈ 1e-4 under the null
-
-
-def test_the_same_statistic_catches_a_broken_rule(
-    four_word_target: Target, four_word_draft: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Accepting by the drawn token's own q, the classic leak, must not pass unseen."""
-    from deepspec.decoding import acceptance
-
-    honest = acceptance.token_law
-
-    def leaky(proposal, p):
-        law = honest(proposal, p)
-        q = proposal.q.gather(2, proposal.tokens[..., None])[..., 0]
-        law.accept = torch.where(q >= 0.5, law.accept, 0.0)
-        return law
-
-    monkeypatch.setattr(acceptance, "token_law", leaky)
-    assert chi_square(four_word_target, four_word_draft) > 8
-
-
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
@@ -274,6 +148,9 @@ def test_the_same_statistic_catches_a_broken_rule(
         (Request([3] * 256, 5), "Shorten the prompt"),
         (Request([3], 0), "max_new_tokens=0"),
         (Request([3], 5, Sampling(-1.0)), "temperature"),
+        (Request([3], 5, Sampling(repetition_penalty=0.0)), "repetition_penalty"),
+        (Request([3, VOCAB], 5), "another tokenizer"),
+        (Request([3], 5, stop=("x",)), "no tokenizer"),
     ],
 )
 def test_impossible_requests_are_refused(request_: Request, words: str) -> None:

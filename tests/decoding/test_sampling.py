@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -14,8 +15,9 @@ from transformers import (
 
 from deepspec.decoding.randomness import Purpose, uniforms
 from deepspec.decoding.request import Sampling
-from deepspec.decoding.sampling import check_sampling, distributions, draw
+from deepspec.decoding.sampling import check_sampling, distributions, draw, penalise, penalise_paths
 from deepspec.errors import UserError
+from deepspec.target.layout import tree
 
 
 @settings(max_examples=50, deadline=None)
@@ -39,6 +41,34 @@ def test_processors_agree_with_transformers(
         expected = MinPLogitsWarper(min_p)(None, expected)
     found = distributions(scores, [Sampling(temperature, top_k, top_p, min_p)] * 2)
     torch.testing.assert_close(found, expected.softmax(-1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), penalty=st.sampled_from([0.5, 1.0, 1.7]))
+def test_penalties_on_paths_are_transformers_on_each_path(data: st.DataObject, penalty: float) -> None:
+    """Every node of a random tree against the library's processor on its whole text, repeated tokens and all."""
+    nodes, vocab = data.draw(st.integers(0, 5)), 8
+    tokens = st.integers(0, vocab - 1)
+    text = data.draw(st.lists(tokens, min_size=1, max_size=6))
+    drafted = data.draw(st.lists(tokens, min_size=nodes, max_size=nodes))
+    parents = [data.draw(st.integers(-1, node - 1)) for node in range(nodes)]
+    seed = data.draw(st.integers(0, 10**6))
+    logits = torch.randn(nodes + 1, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    paths = [text]
+    for parent, token in zip(parents, drafted, strict=True):
+        paths.append([*paths[parent + 1], token])
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+    expected = [
+        processor(torch.tensor([path]), row[None])[0] for path, row in zip(paths, logits.clone(), strict=True)
+    ]
+    seen = torch.zeros(1, vocab, dtype=torch.bool)
+    seen[0, text] = True
+    visible = tree([0], torch.tensor([parents], dtype=torch.long)).visible
+    read = torch.tensor([[text[-1], *drafted]])
+    setting = [Sampling(repetition_penalty=penalty)]
+    found = penalise_paths(logits[None], read, visible, seen, setting)[0]
+    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(penalise(logits[:1], seen, setting)[0], expected[0])
 
 
 def test_rows_keep_their_own_settings() -> None:
@@ -65,11 +95,12 @@ def test_a_draw_is_the_inverse_cdf_and_never_a_zero_entry(seed: int, zero: int) 
 def test_uniforms_are_functions_of_their_keys() -> None:
     both = uniforms([5, 9], [3, 100], Purpose.accept, count=6)
     assert np.array_equal(both[1:], uniforms([9], [100], Purpose.accept, count=6))
-    assert np.array_equal(both[0, 2:4], uniforms([5], [5], Purpose.accept, count=2)[0])
+    assert np.array_equal(both[0, 2:4], uniforms([5], [3], Purpose.accept, count=2, index=2)[0])
     for other in (
         uniforms([5], [3], Purpose.draft, 6),
         uniforms([6], [3], Purpose.accept, 6),
-        uniforms([5], [3], Purpose.accept, 6, 1),
+        uniforms([5], [4], Purpose.accept, 6),
+        uniforms([5], [3], Purpose.accept, 6, 6),
     ):
         assert not np.any(other[0] == both[0])
 

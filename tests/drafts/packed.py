@@ -2,13 +2,16 @@
 
 import torch
 
-from deepspec.drafts.contract import DraftBatch, DraftContext
-from deepspec.drafts.eagle3 import Eagle3Draft
+from deepspec.drafts.contract import DraftBatch, DraftContext, TrainableDraft
 from deepspec.target import Target
 
 
 def batch_of(
-    target: Target, draft: Eagle3Draft, texts: list[list[int]], answers_from: list[int]
+    target: Target,
+    draft: TrainableDraft,
+    texts: list[list[int]],
+    answers_from: list[int],
+    steps: int | None = None,
 ) -> DraftBatch:
     """One packed row of the texts; everything from `answers_from[d]` on is the assistant's."""
     tokens = torch.tensor([[token for text in texts for token in text]])
@@ -17,11 +20,17 @@ def batch_of(
     mask = torch.tensor([[i >= answers_from[d] for d, text in enumerate(texts) for i in range(len(text))]])
     captured = target.capture(tokens, positions, documents, draft.capture_layers)
     context = DraftContext(target)
-    return DraftBatch(context, tokens, mask, documents, positions, captured.features, captured.last_hidden)
+    return DraftBatch(
+        context, tokens, mask, documents, positions, captured.features, captured.last_hidden, steps
+    )
 
 
 def fit(
-    draft: Eagle3Draft, target: Target, prompts: list[list[int]], answers: list[list[int]], steps: int = 60
+    draft: TrainableDraft,
+    target: Target,
+    prompts: list[list[int]],
+    answers: list[list[int]],
+    steps: int = 60,
 ) -> None:
     """Overfit on these answers, so that decoding them meets long, partial and no acceptance."""
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
@@ -29,6 +38,6 @@ def fit(
     optimiser = torch.optim.Adam(draft.parameters(), lr=1e-2)
     for _ in range(steps):
         loss = draft(batch)
-        (loss.sums["soft_ce"] / loss.weights["soft_ce"]).backward()
+        sum(w * loss.sums[name] / loss.weights[name] for name, w in draft.default_loss.items()).backward()
         optimiser.step()
         optimiser.zero_grad()

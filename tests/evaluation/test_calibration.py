@@ -73,7 +73,7 @@ def test_a_temperature_divides_the_logit(confidence: float, temperature: float) 
 
 def test_rounds_of_other_lengths_and_cut_ones() -> None:
     def a_round(confidence: list[float], verified: int, accepted: int, cut: bool = False) -> Round:
-        return Round(3, verified, accepted, accepted + 1, cut, 0, 0, 0, confidence)
+        return Round(3, verified, accepted, accepted + 1, cut, 0, 0, 0, confidence=confidence)
 
     rounds = [
         a_round([0.9, 0.8, 0.7], 2, 1),  # the third was not verified

@@ -1,7 +1,12 @@
 """Order of decodings, records, ties, prompts: with decoders that only pretend."""
 
 import random
+import subprocess
+import sys
+import time
 from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspec.decoding.request import Request, Result, Round
+from deepspec.decoding.request import Request, Result, Round, Sampling
 from deepspec.errors import UserError
-from deepspec.evaluation.fit import check_fit
-from deepspec.evaluation.ideal import time_steps
-from deepspec.evaluation.machine import NoiseMeter
+from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines
+from deepspec.evaluation.ideal import MOST_LENGTHS, MOST_PROMPTS, StepClock, lengths
+from deepspec.evaluation.machine import CpuTimes, NoiseMeter
 from deepspec.evaluation.measure import Decode, Hooks, Plan, decodings_of, measure, records
 from deepspec.evaluation.prompts import Prompt, choose, fitting, read_held_out, spread
+from deepspec.evaluation.result import StepTimes
 from deepspec.evaluation.ties import prove_tie
+from deepspec.target.fit import check_fit
 from tests.reporting.synthetic import make_records
 
 PROMPTS = [Prompt(f"p{i}", "ab"[i % 2], f"question {i}", (1, 2, i)) for i in range(4)]
@@ -176,21 +183,91 @@ def test_held_out_prompts_are_read_or_refused_by_line(tmp_path: Path) -> None:
         read_held_out(tmp_path, "make it")
 
 
-def test_step_times_are_medians_in_alternating_order() -> None:
-    order: list[int] = []
+def test_steps_are_timed_after_each_prompt_in_alternating_order() -> None:
+    order: list[str] = []
     now = 0.0
 
-    def clock() -> float:
-        return now
+    def step(name: str, n: int, seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal now
+            order.append(f"{name}{n}")
+            now += seconds
 
-    def step(n: int) -> None:
-        nonlocal now
-        order.append(n)
-        now += n * (100.0 if len(order) == 4 else 1.0)  # one slow outlier
+        return run
 
-    times = time_steps({1: lambda: step(1), 2: lambda: step(2)}, 3, clock)
-    assert order == [1, 2, 1, 2, 2, 1, 1, 2]
-    assert times == {1: 1.0, 2: 2.0}
+    steps = StepClock(1, prompts=6, clock=lambda: now)
+    assert [steps.wants(number) for number in range(6)] == [True] * 6
+    for number in range(6):
+        slow = 100.0 if number == 0 else 1.0  # the machine was disturbed at the first prompt
+        steps.take(
+            lambda n, slow=slow: step("v", n, n * slow),
+            lambda j, slow=slow: step("d", j, 0.25 * slow),
+            10 + number,
+        )
+    assert order[:9] == ["v1", "v2", "d1", "v1", "v2", "d1", "d1", "v2", "v1"]
+    assert steps.result() == StepTimes(context=12, verify=[1.0, 2.0], draft=[0.25], repeats=12)
+    assert StepClock(1, prompts=6).result() is None
+
+
+def test_long_rounds_are_timed_at_a_few_lengths_only() -> None:
+    now, steps_run = 0.0, 0
+
+    def step(n: int) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal now, steps_run
+            steps_run += 1
+            now += 3.0 + 0.5 * n
+
+        return run
+
+    steps = StepClock(400, prompts=100, clock=lambda: now)
+    timed = [number for number in range(100) if steps.wants(number)]
+    for _ in timed:
+        steps.take(step, step, 10)
+    result = steps.result()
+    assert len(timed) <= MOST_PROMPTS and steps_run <= len(timed) * 2 * 2 * MOST_LENGTHS
+    assert result is not None and len(result.verify) == 401 and len(result.draft) == 400
+    assert result.verify == pytest.approx([3.0 + 0.5 * n for n in range(1, 402)])  # what is a line stays one
+
+
+@given(st.integers(1, 5000))
+def test_timed_lengths_reach_from_one_to_the_longest(longest: int) -> None:
+    found = lengths(longest)
+    assert found[0] == 1 and found[-1] == longest and len(found) <= MOST_LENGTHS
+    assert found == sorted(set(found))
+
+
+def test_after_each_prompt_its_results_are_handed_on() -> None:
+    log: list[str] = []
+    arms = {name: pretending(name, log, [5, 6, 7]) for name in "AB"}
+
+    def after(number: int, results: Mapping[str, Result]) -> None:
+        log.append(f"after {number} {sorted(results)} {results['A'].id}")
+
+    measure(PROMPTS[:2], arms, Plan(8, (0,), warmup=0), Hooks(after=after))
+    assert log == ["p0A", "p0B", "after 0 ['A', 'B'] p0", "p1B", "p1A", "after 1 ['A', 'B'] p1"]
+
+
+def test_texts_of_transformers_that_are_not_ours_are_counted() -> None:
+    other = pretending("T", [], [5, 6, 8])
+    ways = {
+        (OURS, "float32"): pretending("A", [], [5, 6, 7]),
+        (TRANSFORMERS, "float32"): lambda request: pretending("T", [], [5, 6, 7 + (request.id == "p1")])(
+            request
+        ),
+        (OURS, "bfloat16"): other,
+        (TRANSFORMERS, "bfloat16"): other,
+    }
+    plan = Plan(8, (0,))
+    found = {(b.decoder, b.dtype): b.differing for b in time_baselines(ways, PROMPTS, plan, resamples=100)}
+    assert found == {
+        (OURS, "float32"): None,
+        (TRANSFORMERS, "float32"): 1,
+        (OURS, "bfloat16"): None,
+        (TRANSFORMERS, "bfloat16"): 0,
+    }
+    sampled = replace(plan, sampling=Sampling(temperature=1.0))
+    assert {b.differing for b in time_baselines(ways, PROMPTS, sampled, resamples=100)} == {None}
 
 
 IDENTITY = {"name": "t", "weights": "w", "tokenizer": "k", "hidden_size": 8, "num_layers": 2, "vocab_size": 9}
@@ -210,14 +287,51 @@ def test_a_draft_for_other_weights_only_when_asked_and_recorded() -> None:
     assert "other weights" in warning
 
 
-def test_noise_is_told_from_cpu_share_and_spread() -> None:
+def metered(seconds: float = 10.0, **spent: float) -> NoiseMeter:
+    """A meter around one decoding, in which so much time was spent."""
+    start = CpuTimes(5.0, 100.0, 7.0, 1.0, 1.0)
+    times = iter([start, CpuTimes(5.0 + seconds, *(getattr(start, k) + spent[k] for k in KINDS))])
+    meter = NoiseMeter(lambda: next(times))
+    with meter():
+        pass
+    return meter
+
+
+KINDS = ("busy", "stolen", "process", "thread")
+
+
+def test_noise_is_what_others_take_and_not_that_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 2)
     calm = make_records(12)
-    meter = NoiseMeter()
-    meter.wall, meter.thread, meter.process = 10.0, 9.9, 19.0
+    # an idle machine whose decoding thread slept a quarter of the time, waiting for its helper
+    verdict = metered(busy=12.2, stolen=0.0, process=11.6, thread=7.3).verdict(calm)
+    assert not verdict.noisy
+    assert (verdict.cpu_per_wall, verdict.cores_used, verdict.others) == (0.73, 1.16, 0.06)
+    disturbed = metered(busy=20.0, stolen=0.0, process=11.6, thread=9.9).verdict(calm)
+    assert disturbed.noisy and "other processes kept 0.84 cores" in disturbed.words
+    withheld = metered(busy=11.7, stolen=3.0, process=11.6, thread=9.9).verdict(calm)
+    assert withheld.noisy and "withheld 0.3 cores" in withheld.words
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 128)  # its services alone are a core
+    assert not metered(busy=20.0, stolen=0.0, process=11.6, thread=9.9).verdict(calm).noisy
+
+
+def test_uneven_plain_decoding_is_noise_too() -> None:
+    calm, draw = make_records(12), random.Random(1)
+    meter = metered(busy=11.7, stolen=0.0, process=11.6, thread=9.9)
     assert not meter.verdict(calm).noisy
-    meter.thread = 6.0
-    assert "60%" in meter.verdict(calm).words
-    meter.thread, draw = 9.9, random.Random(1)
     for record in calm:
         record.plain[0].decode_seconds *= draw.uniform(0.6, 1.8)
     assert meter.verdict(calm).noisy
+
+
+def test_another_process_that_computes_is_seen() -> None:
+    code = "import time\nend = time.time() + 2\nprint(1, flush=True)\nwhile time.time() < end: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        meter, end = NoiseMeter(), time.perf_counter() + 1
+        with meter():
+            while time.perf_counter() < end:
+                sum(range(1000))
+        other.kill()
+    assert meter.others is not None and meter.others > 0.2

@@ -2,7 +2,8 @@
 
 import copy
 import json
-from dataclasses import asdict
+import weakref
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,13 @@ import torch
 from transformers import GenerationConfig
 
 from deepspec import evaluate as stage
-from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig
+from deepspec import pair
+from deepspec.artifacts import sums
+from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig, Tree
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Result, Sampling
 from deepspec.drafts.eagle3 import Eagle3Options
+from deepspec.drafts.ngram import NgramOptions
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
 from deepspec.evaluation import run as measuring
@@ -25,6 +29,16 @@ from deepspec.evaluation.result import load_result
 from deepspec.evaluation.summary import summarise_result
 from deepspec.target import Target
 from tests.models import VOCAB, prompts, tiny_model, tiny_target
+
+IDENTITY = {
+    "name": "tiny llama",
+    "weights": "w",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_layers": 4,
+    "tokenizer": "none",
+    "dtype": "float64",
+}
 
 
 @pytest.fixture
@@ -42,16 +56,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> Target:
-    identity = {
-        "name": "tiny llama",
-        "weights": "w",
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "num_layers": 4,
-        "tokenizer": "none",
-        "dtype": "float64",
-    }
-    target = Target(tiny_model("llama"), None, "tiny llama", identity)
+    target = Target(tiny_model("llama"), None, "tiny llama", IDENTITY)
 
     def load(config: TargetConfig, layers: Any = ()) -> Target:
         if config.dtype.value in ("auto", "float64"):
@@ -60,6 +65,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
         return Target(model, None, "tiny llama")
 
     monkeypatch.setattr(stage, "load_target", load)
+    monkeypatch.setattr(pair, "load_target", load)
     return target
 
 
@@ -124,6 +130,58 @@ def test_a_whole_evaluation(config: Config, trained: Path, capsys: pytest.Captur
     assert "4 of 4" in lines[2] and str(report) in lines[3]
 
 
+def test_a_draft_with_nothing_to_train(config: Config, trained: Path) -> None:
+    """From the data alone, beside a trained draft's result and not in its place."""
+    config.draft = NgramOptions(min_n=1)
+    config.evaluate.baselines = False
+    (trained / "data" / "manifest.json").write_text(
+        json.dumps({"inputs": {"target": {**IDENTITY, "weights": "others"}}}), encoding="utf-8"
+    )
+    with pytest.raises(UserError, match="allow_other_target"):
+        stage.run(config)
+    config.target.allow_other_target = True
+    config.decode.tree = Tree.dynamic
+    report = stage.run(config)
+    assert report == trained / "evaluation_ngram" / "report.html"
+    result = load_result(report.with_name("result.json"))
+    assert [record.equal for record in result.records] == [True] * 4
+    assert (result.draft["algorithm"], result.draft["parameters"], result.training) == ("ngram", 0, [])
+    assert "other weights" in result.warnings[0] and "proposed chains" in result.warnings[1]
+    assert not (trained / "evaluation").exists()
+    assert (result.summary, result.categories) == summarise_result(result)
+
+
+def test_trees_penalties_and_stop_strings_reach_the_decoding(
+    config: Config, trained: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Speller:
+        eos_token_id = None
+
+        def decode(self, tokens: list[int]) -> str:
+            return "".join(f"{token:02d}" for token in tokens)
+
+    monkeypatch.setattr(target, "tokenizer", Speller())
+    config.evaluate.baselines = False
+    config.decode.tree = Tree.static
+    config.decode.repetition_penalty = 1.3
+    config.decode.stop = ["7"]
+    result = load_result(stage.run(config).with_name("result.json"))
+    assert (result.conditions.k, result.conditions.rule, result.sweep) == (5, "greedy static-tree", [])
+    rounds = [r for record in result.records for d in record.speculative for r in d.rounds]
+    assert result.step_times is None and not result.warnings
+    assert max(r.scheduled or 0 for r in rounds) == len(config.decode.tree_parents)
+    penalty = Sampling(repetition_penalty=1.3)
+    assert all(record.equal for record in result.records)
+    texts = {f"p{i}": tokens for i, tokens in enumerate(prompts(5))}
+    stopped = 0
+    for record in result.records:
+        (whole,) = Engine(target).generate([Request(texts[record.id], 12, penalty, eos=target.eos)])
+        end = next((n for n in range(1, 13) if "7" in Speller().decode(whole.tokens[:n])), 12)
+        assert record.plain[0].tokens == whole.tokens[:end]
+        stopped += record.plain[0].finish == "stop"
+    assert stopped
+
+
 def test_what_was_measured_is_not_measured_again(
     config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,12 +192,36 @@ def test_what_was_measured_is_not_measured_again(
     assert stage.run(config).is_file()
     assert "Measured already" in capsys.readouterr().out
     assert (trained / "evaluation" / "result.json").read_bytes() == before
-    (trained / "evaluation" / "result.json").write_text("{", encoding="utf-8")
-    stage.run(config)
-    assert load_result(trained / "evaluation" / "result.json").records
     config.decode.max_new_tokens = 6
+    with pytest.raises(
+        UserError, match=r"result\.json .*decode\.max_new_tokens was 12, is 6\).*overwrite=true"
+    ):
+        stage.run(config)
+    assert (trained / "evaluation" / "result.json").read_bytes() == before
+    (trained / "evaluation" / "result.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match=r"result\.json is damaged.*overwrite=true"):
+        stage.run(config)
+    config.overwrite = True
     stage.run(config)
     assert load_result(trained / "evaluation" / "result.json").conditions.max_new_tokens == 6
+
+
+def test_a_moved_or_renamed_target_is_not_measured_again(
+    config: Config, trained: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    stage.run(config)
+    before = (trained / "evaluation" / "result.json").read_bytes()
+    config.target.path = config.target.name = "elsewhere"
+    stage.run(config)
+    assert "Measured already" in capsys.readouterr().out
+    assert (trained / "evaluation" / "result.json").read_bytes() == before
+    target._identity["weights"] = "others"  # what lies there now
+    with pytest.raises(UserError, match="was made for other weights"):
+        stage.run(config)
+    config.target.allow_other_target = True
+    with pytest.raises(UserError, match=r"target\.allow_other_target was False, is True"):
+        stage.run(config)
 
 
 def test_other_held_out_prompts_are_measured_anew(config: Config, trained: Path) -> None:
@@ -147,6 +229,9 @@ def test_other_held_out_prompts_are_measured_anew(config: Config, trained: Path)
     stage.run(config)
     file = trained / "data" / "held_out_prompts.jsonl"
     file.write_text(file.read_text(encoding="utf-8").replace("<b>", "<i>"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"result\.json .*another draft or other prompts"):
+        stage.run(config)
+    config.overwrite = True
     stage.run(config)
     result = load_result(trained / "evaluation" / "result.json")
     assert all(record.prompt.startswith("<i>") for record in result.records)
@@ -189,6 +274,19 @@ def test_settings_of_training_that_decide_nothing_may_differ(config: Config, tra
     assert settings["draft"]["layers"] == 1
 
 
+def test_warnings_of_the_training_reach_result_and_report(
+    config: Config, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trained / "draft" / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**manifest, "warnings": ["3 of 4 steps skipped"]}), encoding="utf-8")
+    config.evaluate.baselines, config.evaluate.sweep = False, []
+    report = stage.run(config)
+    (warning,) = load_result(trained / "evaluation" / "result.json").warnings
+    assert "3 of 4 steps skipped" in warning
+    assert warning in report.read_text(encoding="utf-8") and warning in capsys.readouterr().out
+
+
 def test_dtypes_that_do_not_fit_into_memory_are_listed_with_the_reason(
     config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,13 +325,54 @@ def test_the_headline_is_never_against_a_slower_plain_decoding(
     assert any(b.note and "on all prompts" in b.note for b in result.baselines)
 
 
+def test_k_beyond_the_answers_length_times_no_steps_that_cannot_occur(config: Config, trained: Path) -> None:
+    config.evaluate.baselines, config.evaluate.sweep = False, [1, 300, 5000]
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert [point.k for point in result.sweep] == [
+        1,
+        10,
+    ]  # of 12 tokens, 1 is the prefill's and 1 the target's
+    assert result.step_times is not None and len(result.step_times.verify) == result.conditions.k + 1
+
+
+def test_copies_of_the_target_that_lost_are_not_in_memory_during_the_main_run(
+    config: Config, trained: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, copies, alive = stage.load_target, [], []
+
+    def watched(settings: TargetConfig, layers: Any = ()) -> Target:
+        found = load(settings, layers)
+        if found is not target:
+            vars(found)["itself"] = found  # as hooks and caches make one: it does not go by itself
+            copies.append(weakref.ref(found.model))
+        return found
+
+    def main(self: Any) -> Any:
+        alive.append(sum(copy() is not None for copy in copies))
+        return measure_main(self)
+
+    measure_main = measuring._Evaluation._main
+    monkeypatch.setattr(stage, "load_target", watched)
+    # the fastest is one that needs no copy
+    monkeypatch.setattr(measuring, "transformers_decode", lambda of: took(1e-9 if of is target else 1e3))
+    monkeypatch.setattr(measuring._Evaluation, "_main", main)
+    stage.run(config)
+    assert len(copies) == 2 and alive == [0]
+
+
+def took(seconds: float) -> Any:
+    """A decoder of that speed."""
+    return lambda request: Result(request.id, [5, 6], "length", 1.0, seconds)
+
+
 def test_sampled_outputs_are_not_compared(config: Config, trained: Path) -> None:
     config.decode.temperature = 1.0
     config.evaluate.sweep = []
     config.evaluate.repeats = 2
     stage.run(config)
     result = load_result(trained / "evaluation" / "result.json")
-    assert result.conditions.k == 2 and result.conditions.rule == "token"
+    assert result.conditions.k == 2 and result.conditions.rule == "block"
     assert [record.equal for record in result.records] == [None] * 4
     assert all(len(record.speculative) == 2 for record in result.records)
 
@@ -298,11 +437,12 @@ def test_transformers_baseline_is_plain_decoding() -> None:
         assert found.prefill_seconds > 0 and found.decode_seconds >= 0
 
 
-def test_a_checkpoints_own_generation_settings_do_not_reach_the_baseline() -> None:
+def test_a_checkpoints_own_generation_settings_do_not_reach_the_baseline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     target = tiny_target("qwen3")
-    own = target.model.generation_config = GenerationConfig(
-        no_repeat_ngram_size=1, suppress_tokens=list(range(0, VOCAB, 2))
-    )
+    own = GenerationConfig(no_repeat_ngram_size=1, suppress_tokens=list(range(0, VOCAB, 2)))
+    monkeypatch.setattr(target.model, "generation_config", own)  # the model is every test's
     request = Request(prompts(1)[0], 24, Sampling(), 0, target.eos)
     assert transformers_decode(target)(request).tokens == Engine(target).generate([request])[0].tokens
     assert target.model.generation_config is own
@@ -324,10 +464,10 @@ def test_logits_two_ways_are_a_plain_forwards(length: int) -> None:
 class Template:
     """A template that wraps the text in brackets, and a token for each character."""
 
-    def __init__(self, tokenizer: Any, eos: Any) -> None:
+    def __init__(self, tokenizer: Any, eos: Any, **more: Any) -> None:
         pass
 
-    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+    def prompt(self, messages: list[dict[str, str]], tools: Any = None) -> list[int]:
         return [3 + ord(char) % 90 for message in messages for char in f"[{message['content']}]"]
 
 
@@ -356,4 +496,63 @@ def test_a_users_own_prompts(
     assert list(result.conditions.excluded.values()) == [1]
     file.write_text('{"prompt": "Why?"}\nnot JSON\n', encoding="utf-8")
     with pytest.raises(UserError, match="line 2"):
+        stage.run(config)
+
+
+def test_a_changed_byte_of_the_draft_or_of_the_held_out_prompts_is_noticed(
+    config: Config, trained: Path
+) -> None:
+    for folder, file, stage_name in (
+        ("data", "held_out_prompts.jsonl", "prepare"),
+        ("draft", "config.json", "train"),
+    ):
+        path = trained / folder / file
+        whole, manifest = path.read_bytes(), trained / folder / "manifest.json"
+        written = {**json.loads(manifest.read_text()), "sha256": sums(path.parent)}
+        manifest.write_text(json.dumps(written), encoding="utf-8")
+        path.write_bytes(whole.replace(b"1", b"3"))
+        with pytest.raises(
+            UserError, match=rf"{path} is damaged.*Remove {path.parent} .*deepspec\.{stage_name}"
+        ):
+            stage.run(config)
+        path.write_bytes(whole)
+
+
+def test_answers_are_scored_both_ways_against_references(
+    config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A task's own file: the prompts are its questions, and every score can be computed again by hand."""
+    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    rows = [
+        {"question": f"What is {n} + 2?", "answer": f"{n} + 2 = <<{n}+2>>{n + 2}\n#### {n + 2}"}
+        for n in range(9)
+    ]
+    file = tmp_path / "gsm8k.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    config.evaluate = replace(
+        config.evaluate,
+        tasks=["gsm8k"],
+        task_files={"gsm8k": str(file)},
+        metrics=["exact_match"],
+        max_prompts=9,
+        sweep=[],
+    )
+    stage.run(config)
+    result = load_result(trained / "evaluation" / "result.json")
+    assert [source.questions for source in result.sources] == [9]
+    assert result.quality is not None and result.quality.identical == result.quality.compared == 9
+    overall = {row.metric: row for row in result.quality.rows if row.task == "all prompts"}
+    assert set(overall) >= {"solved", "exact_match"}
+    expected = {f"{n} + 2 = {n + 2}\nThe answer is {n + 2}" for n in range(9)}
+    assert {record.references[0] for record in result.records} == expected
+    for record in result.records:
+        (answer,) = record.speculative
+        assert answer.scores["exact_match"] == float(answer.text.split() == record.references[0].split())
+    plain = sum(record.plain[0].scores["solved"] for record in result.records) / 9
+    assert overall["solved"].plain.value == pytest.approx(plain)
+    assert "What the answers are worth" in (trained / "evaluation" / "report.html").read_text(
+        encoding="utf-8"
+    )
+    config.evaluate = replace(config.evaluate, metrics=["blue"], max_prompts=8)
+    with pytest.raises(UserError, match=r"evaluate\.metrics: 'blue'.*bleu"):
         stage.run(config)

@@ -115,6 +115,25 @@ def test_an_unproven_difference_is_the_first_thing_said() -> None:
     assert "alarm" not in render(make_result(make_records(6))).split("<main>")[1]
 
 
+def test_warnings_stand_on_the_page_and_in_the_terminal(result: EvaluationResult) -> None:
+    warned = make_result(make_records(3))
+    warned.warnings = ["7 of 9 steps were skipped"]
+    assert Page(render(warned)).text.count("7 of 9 steps were skipped") == 1
+    assert summary_lines(warned)[0] == "warning   7 of 9 steps were skipped"
+
+
+def test_text_of_another_decoder_that_differs_is_said() -> None:
+    records = make_records(5)
+    records[1].fastest[0].tokens = [*records[1].fastest[0].tokens[:-1], 7]
+    told = make_result(records)
+    told.baselines[3].differing = 2
+    told.baselines[3].tokens_per_second = Metric(11.6, None, None, 3)
+    text = Page(render(told)).text
+    assert "gave another greedy text than the same loop on 1 of 5 prompts" in text
+    assert "2 of 3 greedy answers differ from the same loop's in float32" in text
+    assert "same text as the same loop on every prompt" in Page(render(make_result(make_records(5)))).text
+
+
 def test_numbers_of_the_page_are_the_summarys(result: EvaluationResult) -> None:
     text = Page(render(result)).text
     speedup, tau = result.summary.speedup, result.summary.tau

@@ -105,8 +105,28 @@ def test_a_model_that_cannot_be_wrapped_is_a_sentence(
         load_target(config(tiny_folder))
 
 
-def test_auto_dtype_is_one_of_the_two_it_measures() -> None:
-    assert resolve_dtype(Dtype.auto, torch.device("cpu")) in (torch.float32, torch.bfloat16)
+def test_a_tokenizer_with_more_ids_than_the_model_embeds_is_refused_with_both_numbers(
+    tiny_folder: Path,
+) -> None:
+    path = tiny_folder / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["w97"] = 120
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match=r"ids up to 120, its model embeds 97 tokens"):
+        load_target(config(tiny_folder))
+    special = {"id": 97, "content": "<image>", "single_word": False, "lstrip": False, "rstrip": False}
+    added = [*whole["added_tokens"], {**special, "normalized": False, "special": True}]
+    path.write_text(json.dumps({**whole, "added_tokens": added}))
+    assert load_target(config(tiny_folder)).vocab_size == 97  # no text has it
+
+
+def test_auto_dtype_is_one_of_the_two_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    found = resolve_dtype(Dtype.auto, torch.device("cpu"))
+    assert found in (torch.float32, torch.bfloat16)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("target.dtype=auto: float32 ") and " bfloat16 " in line
+    assert line.endswith(f"taking {str(found).removeprefix('torch.')}")
     assert resolve_dtype(Dtype.float64, torch.device("cpu")) is torch.float64
 
 

@@ -1,10 +1,14 @@
 """The target against the model's own plain forward, family by family."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from deepspec.errors import UserError
 from deepspec.target import chain, tree
+from deepspec.target.layout import Layout
 from tests.models import FAMILIES, VOCAB, prompts, tiny_model, tiny_target
 
 # These families' own code goes through float32 (eager softmax, router) even in a float64 model, and a matrix of
@@ -33,6 +37,8 @@ def test_capture_is_the_layers_output(family: str) -> None:
         hidden = tiny_model(family)(tokens, use_cache=False, output_hidden_states=True).hidden_states
     captured = target.capture(tokens, torch.arange(len(text))[None], torch.zeros_like(tokens), [0, 2])
     torch.testing.assert_close(captured.features, torch.cat([hidden[1], hidden[3]], -1))
+    none = target.capture(tokens, torch.arange(len(text))[None], torch.zeros_like(tokens), [])
+    assert none.features.shape == (1, len(text), 0)
     # The library's last entry is after the final norm; ours is before it.
     torch.testing.assert_close(target.norm(captured.last_hidden), hidden[-1])
 
@@ -50,6 +56,57 @@ def test_edges_are_the_models_own(family: str) -> None:
     torch.testing.assert_close(target.embed(tokens), seen["x"])
     captured = target.capture(tokens, torch.arange(20)[None], torch.zeros_like(tokens), [0])
     torch.testing.assert_close(target.logits(captured.last_hidden[0]), expected)
+
+
+@families
+def test_a_reduced_head_is_those_columns_of_the_whole(family: str) -> None:
+    """Gathered while decoding and then trained through, and the model is left as it was."""
+    target, rows = tiny_target(family), torch.tensor([3, 4, 50, 96])
+    hidden = torch.randn(5, 32, dtype=torch.float64)
+    with torch.inference_mode():
+        whole, found = target.head(hidden), target.head(hidden, rows)
+        torch.testing.assert_close(found, whole[:, rows])
+    hidden.requires_grad_()
+    torch.testing.assert_close(target.head(hidden, rows), whole[:, rows])
+    target.head(hidden, rows).sum().backward()
+    assert hidden.grad is not None
+    other = torch.tensor([7, 8])
+    torch.testing.assert_close(target.head(hidden, other), whole[:, other])
+    torch.testing.assert_close(target.head(hidden), whole)
+
+
+@families
+def test_a_tree_grown_level_by_level_is_its_paths(family: str) -> None:
+    """Two ragged rows, three forwards: roots a, b; then c below a; then d, e below c and f below b."""
+    target, texts = tiny_target(family), [[*range(5, 19)], [*range(30, 39)]]
+    state = target.new_state(2, 32, rows=0)
+    for text in texts:
+        one = target.new_state(1, 32)
+        target.forward(torch.tensor([text]), one, chain([0], len(text), target.device))
+        one.keep([len(text)])
+        state.append(one)
+    parents = [-1, -1, 0, 2, 2, 1]
+    levels, nodes = (
+        [[0, 1], [2], [3, 4, 5]],
+        torch.tensor([[60, 61, 62, 63, 64, 65], [70, 71, 72, 73, 74, 75]]),
+    )
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    depth = torch.tensor([len(path) - 1 for path in paths])
+    starts = torch.tensor(state.lengths)[:, None]
+    for level in levels:
+        written = level[-1] + 1
+        visible = torch.tensor([[column in paths[node] for column in range(written)] for node in level])
+        layout = Layout(
+            state.lengths, starts + depth[level], visible.expand(2, -1, -1), starts + depth[:written]
+        )
+        logits = target.forward(nodes[:, level], state, layout).logits
+        for row, text in enumerate(texts):
+            for place, node in enumerate(level):
+                expected = plain(family, [*text, *nodes[row, paths[node]].tolist()])[-1]
+                assert_same(family, logits[row, place], expected)
+    assert state.lengths == [14, 9]
 
 
 @families
@@ -110,3 +167,20 @@ def test_rows_leave_and_buffers_grow() -> None:
 def test_a_layer_that_does_not_exist_is_named() -> None:
     with pytest.raises(UserError, match="Layer 4 does not exist"):
         tiny_target("llama").check_layers([1, 4])
+
+
+def test_a_states_buffers_are_freed_with_it() -> None:
+    """Without the garbage collector: a batch's buffers are large, and it comes round rarely."""
+    target = tiny_target("llama")
+    gc.collect()
+    gc.disable()
+    try:
+        state = target.new_state(1, 16)
+        target.forward(torch.tensor([[1, 2, 3]]), state, chain([0], 3, target.device))
+        state.keep([3])
+        buffer = weakref.ref(state.buffers[0].keys)
+        assert buffer() is not None
+        del state
+        assert buffer() is None
+    finally:
+        gc.enable()

@@ -1,5 +1,6 @@
 """Checkpoint folders: what is kept, what is trusted, what is said."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -37,8 +38,15 @@ class Saved:
         torch.manual_seed(99)
         accelerator = self.checkpoints.accelerator
         self.draft = FakeDraft(FakeConfig())
-        self.optimiser = accelerator.prepare(torch.optim.AdamW(self.draft.parameters()))
-        return self.checkpoints.resume(self.draft, self.optimiser)
+        self.draft, self.optimiser = accelerator.prepare(
+            self.draft, torch.optim.AdamW(self.draft.parameters())
+        )
+        found = self.checkpoints.newest()
+        if found is None:
+            return Counters()
+        found.load_weights(self.draft)
+        found.load_states(self.draft, self.optimiser, accelerator)
+        return found.counters
 
     def is_at(self, step: int) -> bool:
         return all(
@@ -62,13 +70,18 @@ def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "manifest", "no manifest"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "manifest", "no manifest"])
 def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, damage: str) -> None:
     saved = Saved(tmp_path)
     newest = tmp_path / "step-3"
     if damage == "cut":
-        state = newest / "state.pt"
+        state = newest / "optimiser.safetensors"
         state.write_bytes(state.read_bytes()[:-100])
+    elif damage == "flipped":
+        state = newest / "optimiser.safetensors"
+        middle, content = state.stat().st_size // 2, bytearray(state.read_bytes())
+        content[middle] ^= 1
+        state.write_bytes(content)
     elif damage == "missing":
         (newest / "draft" / "model.safetensors").unlink()
     elif damage == "manifest":
@@ -80,12 +93,29 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, damage: s
     assert any("step-3 is not whole" in line for line in saved.said)
 
 
-def test_damage_of_equal_size_is_named(tmp_path: Path) -> None:
+def change(checkpoint: Path, content: bytes) -> None:
+    """Other bytes in the file, with a sum that agrees: what an attacker has, or an older manifest."""
+    (checkpoint / "optimiser.safetensors").write_bytes(content)
+    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+    manifest["bytes"]["optimiser.safetensors"] = len(content)
+    manifest["sha256"]["optimiser.safetensors"] = hashlib.sha256(content).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     saved = Saved(tmp_path)
-    state = tmp_path / "step-3" / "state.pt"
-    state.write_bytes(b"\0" * state.stat().st_size)
+    change(tmp_path / "step-3", b"\0" * 100)
     with pytest.raises(UserError, match=r"step-3 is damaged.*Remove that folder"):
         saved.resume()
+
+
+def test_a_checkpoint_of_before_the_sums_is_loaded(tmp_path: Path) -> None:
+    saved = Saved(tmp_path)
+    path = tmp_path / "step-3" / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    assert saved.resume().step == 3
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
@@ -94,11 +124,8 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
             return (Path.touch, (str(tmp_path / "ran"),))
 
     saved = Saved(tmp_path / "checkpoints")
-    newest = tmp_path / "checkpoints" / "step-3"
-    torch.save({"optimiser": Evil()}, newest / "state.pt")
-    manifest = json.loads((newest / "manifest.json").read_text(encoding="utf-8"))
-    manifest["bytes"]["state.pt"] = (newest / "state.pt").stat().st_size
-    (newest / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    torch.save({"optimiser": Evil()}, tmp_path / "evil.pt")
+    change(tmp_path / "checkpoints" / "step-3", (tmp_path / "evil.pt").read_bytes())
     with pytest.raises(UserError, match="damaged"):
         saved.resume()
     assert not (tmp_path / "ran").exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from tests.training.fakes import FakeConfig, FakeDraft, FakeTarget, rows
 from tests.training.worker import SETTINGS, accelerator_for_tests, main
 
 ROOT = Path(__file__).parents[2]
-TIMES = ("seconds", "tokens_per_second")
+TIMES = ("seconds", "tokens_per_second", "supervised_per_second", "time", "memory_gib", "gpu_memory_gib")
 
 
 def start(out: Path, draft: FakeDraft | None = None, data: Any = None, **options: Any) -> Counters:
@@ -34,7 +35,7 @@ def start(out: Path, draft: FakeDraft | None = None, data: Any = None, **options
     draft = draft or FakeDraft(FakeConfig())
     config = TrainConfig(**{**SETTINGS, **options})
     run = Run(FakeTarget(torch.float64), config, accelerator_for_tests(), out, recipe=recipe)
-    return train(draft.double(), data or rows(11), rows(5, seed=9), run)
+    return train(draft.double(), data or rows(11), rows(5, seed=9), run).counters
 
 
 def in_own_process(out: Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -55,7 +56,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 
 def weights(out: Path) -> dict[str, Tensor]:
-    return load_file(out / "trained-0.safetensors")
+    return load_file(out / "trained.safetensors")
 
 
 def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -118,7 +119,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     before = records(tmp_path)
     draft, target = FakeDraft(FakeConfig()).double(), FakeTarget(torch.float64)
     run = Run(target, TrainConfig(**SETTINGS), accelerator_for_tests(), tmp_path)
-    assert train(draft, rows(11), rows(5, seed=9), run) == first
+    assert train(draft, rows(11), rows(5, seed=9), run).counters == first
     assert target.captures == 0
     assert records(tmp_path) == before
 
@@ -169,9 +170,14 @@ def test_steps_that_are_not_finite_are_skipped_and_counted(tmp_path: Path) -> No
 def test_ten_steps_in_a_row_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
     draft = SometimesBroken(FakeConfig())
     draft.broken = frozenset(range(3, 100))
-    with pytest.raises(UserError, match=r"10 steps in a row \(up to step 12\).*learning_rate"):
+    with pytest.raises(UserError, match=r"10 steps in a row \(up to step 12;.*learning_rate"):
         start(tmp_path, draft, epochs=3.0)
     assert draft.calls == 12
+    kept = tmp_path / "not_finite" / "step-12" / "process-0.safetensors"
+    with safe_open(kept, "pt") as file:
+        (numbers,) = json.loads(file.metadata()["rows"])
+        tokens = file.get_tensor("0/tokens")
+    assert tokens[0].tolist() == rows(11)[numbers[0]]["tokens"]
 
 
 def test_rows_without_supervision_stop_before_the_target_runs(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,17 @@ import pytest
 import torch
 
 from deepspec import train as stage
-from deepspec.artifacts import fingerprint, new_artifact, plain, write_json
+from deepspec.artifacts import fingerprint, new_artifact, plain
 from deepspec.config.schema import Config, DataConfig, Dtype, TargetConfig, TrainConfig
 from deepspec.data.conversation import Conversation
 from deepspec.data.dataset import Document, save_draft_vocab, save_rows
 from deepspec.drafts.eagle3 import Eagle3Options
-from deepspec.drafts.registry import load_draft
 from deepspec.errors import UserError
 from deepspec.target import load_target
 from deepspec.training import history
+from deepspec.training.optimiser import Stepper, StepResult
+from deepspec.training.saved_draft import load_draft
+from tests.config.processes import environment
 from tests.data.toy_tokenizers import chatml
 from tests.models import tiny_model
 
@@ -32,8 +36,11 @@ VOCAB_SIZE = 40
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer, on disk."""
     folder = tmp_path_factory.mktemp("model")
-    copy.deepcopy(tiny_model("llama")).float().save_pretrained(folder)
-    chatml().save_pretrained(folder)
+    tokenizer, tiny = chatml(), copy.deepcopy(tiny_model("llama")).float()
+    torch.manual_seed(0)
+    tiny.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    tiny.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -108,6 +115,26 @@ def test_a_draft_is_trained_saved_and_not_trained_again(
     assert (folder / "model.safetensors").stat().st_mtime_ns != before
 
 
+def test_skipped_steps_are_a_warning_in_the_manifest(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take, calls = Stepper.take, 0
+
+    def sometimes(self: Stepper, *arguments: Any, **more: Any) -> StepResult:
+        nonlocal calls
+        calls += 1
+        result = take(self, *arguments, **more)
+        return dataclasses.replace(result, finite=calls not in (2, 5))
+
+    monkeypatch.setattr(Stepper, "take", sometimes)
+    folder = stage.run(config)
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["training"]["skipped"] == 2
+    (warning,) = manifest["warnings"]
+    assert "2 of 6 training steps were skipped" in warning
+    assert f"warning: {warning}" in capsys.readouterr().out
+
+
 def test_the_same_seed_gives_the_same_draft_and_another_another(config: Config, tmp_path: Path) -> None:
     def trained(out: str, seed: int) -> bytes:
         (tmp_path / out).mkdir()
@@ -118,9 +145,56 @@ def test_the_same_seed_gives_the_same_draft_and_another_another(config: Config, 
     assert trained("a", 0) == trained("b", 0) != trained("c", 1)
 
 
+def test_accelerate_launch_with_our_file_trains_with_two_processes(config: Config, model: Path) -> None:
+    """The launcher, Hydra and the stage together; in bf16, of which torch has a warning that nobody needs."""
+    root = Path(__file__).parents[2]
+    launch = ["-m", "accelerate.commands.launch", "--config_file", str(root / "conf/accelerate/ddp_cpu.yaml")]
+    settings = {
+        "name": "test",
+        "target": "hf",
+        "target.path": model,
+        "target.name": "tiny",
+        "target.dtype": "float32",
+        "target.device": "cpu",
+        "draft.vocab_size": VOCAB_SIZE,
+        "draft.ttt_steps": 2,
+        "data.max_length": 48,
+        "train.precision": "bf16",
+        "train.max_steps": 2,
+        "train.eval_steps": 3,
+        "out": config.out,
+    }
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    done = subprocess.run(
+        [sys.executable, *launch, "--main_process_port", "0", "-m", "deepspec.train", *overrides],
+        cwd=root,
+        env={**environment(root), "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 processes on cpu, backend gloo, ddp, precision bf16; effective batch 2 rows" in done.stdout
+    assert "Mismatch dtype" not in done.stderr + done.stdout
+    manifest = json.loads((Path(config.out) / "draft" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["training"]["step"] == 2 and manifest["recipe"]["effective_batch"] == 2
+    assert load_draft(Path(config.out) / "draft").target_ids is not None
+
+
 def test_missing_data_names_the_command_that_makes_it(config: Config) -> None:
     with pytest.raises(UserError, match=r"python.* -m deepspec\.prepare"):
         stage.run(dataclasses.replace(config, out=config.out + "-other"))
+
+
+@pytest.mark.parametrize("lost", ["inputs", "config", "fingerprint"])
+def test_a_damaged_data_manifest_is_a_sentence(config: Config, lost: str) -> None:
+    edit_manifest(
+        config,
+        lambda manifest: manifest.update({lost: None}) if lost != "fingerprint" else manifest.pop(lost),
+    )
+    with pytest.raises(UserError, match=rf"data/manifest\.json is damaged \(no {lost}.*deepspec\.prepare"):
+        stage.run(config)
 
 
 def test_data_of_other_settings_is_refused_by_name(config: Config) -> None:
@@ -183,15 +257,38 @@ def test_data_of_other_weights_is_a_choice_and_recorded(config: Config) -> None:
     assert "other" in warning
 
 
-def test_a_checkpoint_of_another_recipe_is_refused(config: Config) -> None:
-    stage.run(config)
-    with pytest.raises(UserError, match=r"train\.learning_rate was 0\.001, is 0\.1"):
+def test_a_draft_or_checkpoint_of_another_recipe_is_refused(config: Config) -> None:
+    draft = stage.run(config)
+    rule = r"A stage replaces nothing unasked.*out=.*overwrite=true"
+    with pytest.raises(UserError, match=rf"train\.learning_rate was 0\.001, is 0\.1.*{rule}"):
         stage.run(change(config, train={"learning_rate": 0.1}))
-    with pytest.raises(UserError, match=r"draft\.ttt_steps was 2, is 3"):
+    with pytest.raises(UserError, match=r"train\.learning_rate was 0\.001, is 0\.1"):
+        stage.run(change(config, train={"learning_rate": 0.1, "resume": "never"}))
+    shutil.rmtree(draft)
+    with pytest.raises(
+        UserError, match=rf"checkpoints/(step|best)-\d+ .*draft\.ttt_steps was 2, is 3.*{rule}"
+    ):
         stage.run(change(config, draft={"ttt_steps": 3}))
+    stage.run(change(config, draft={"ttt_steps": 3}, train={"resume": "never"}))
     edit_manifest(config, lambda manifest: manifest.update(fingerprint="new data"))
     with pytest.raises(UserError, match=r"data was .* is 'new data'"):
         stage.run(config)
+
+
+def test_overwrite_replaces_a_draft_and_its_checkpoints_once(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.run(config)
+    other = dataclasses.replace(change(config, train={"learning_rate": 0.1}), overwrite=True)
+    folder = stage.run(other)
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["recipe"]["train"]["learning_rate"] == 0.1 and manifest["training"]["step"] == 6
+    assert "Resuming" not in capsys.readouterr().out
+    shutil.rmtree(folder)
+    stage.run(other)  # its own checkpoints are no others
+    assert "Resuming from" in capsys.readouterr().out
+    stage.run(other)
+    assert "complete already" in capsys.readouterr().out
 
 
 def test_a_layer_the_target_lacks_is_named(config: Config) -> None:
@@ -216,18 +313,39 @@ def test_a_lost_or_damaged_draft_vocabulary_is_not_the_whole(config: Config) -> 
     folder = Path(config.out) / "data"
     path = folder / "draft_vocab.safetensors"
     path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(UserError, match=rf"{path} is damaged.*Remove {folder}"):
+        stage.run(config)
+    edit_manifest(config, lambda manifest: manifest.pop("sha256"))  # an artifact of before the sums
     with pytest.raises(UserError, match="draft vocabulary is damaged"):
         stage.run(config)
     path.unlink()
-    manifest = json.loads((folder / "manifest.json").read_text())
-    write_json(folder / "manifest.json", {**manifest, "draft_vocab": {"full": False}})
+    edit_manifest(config, lambda manifest: manifest.update(draft_vocab={"full": False}))
     with pytest.raises(UserError, match="lost its draft vocabulary"):
+        stage.run(config)
+
+
+def test_a_flipped_byte_of_data_or_draft_is_noticed(config: Config) -> None:
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    draft = stage.run(config) / "model.safetensors"
+    flip(draft)
+    with pytest.raises(UserError, match=rf"{draft} is damaged.*Remove {draft.parent} .*deepspec\.train"):
+        stage.run(config)
+    flip(draft)
+    stage.run(config)
+    (rows,) = (Path(config.out) / "data" / "train").glob("*.arrow")
+    flip(rows)
+    with pytest.raises(UserError, match=rf"{rows} is damaged.*deepspec\.prepare"):
         stage.run(config)
 
 
 def test_an_artifact_without_a_draft_vocabulary_means_the_whole(config: Config) -> None:
     data = Path(config.out) / "data"
     (data / "draft_vocab.safetensors").unlink()
+    edit_manifest(config, lambda manifest: manifest["sha256"].pop("draft_vocab.safetensors"))
     edit_manifest(config, lambda manifest: manifest["inputs"].update(draft_vocab_size=None))
     folder = stage.run(change(config, draft={"vocab_size": None}))
     assert load_draft(folder).target_ids is None

@@ -1,10 +1,11 @@
 """One training run with the fakes, for tests that need processes of their own.
 
-`python -m tests.training.worker OUT '{"batch_size": 2, …}'`: TrainConfig's keys, and `rows`, `dtype`,
-`dropout`, `recipe`, `signal_at` {"step": n, "signal": number} (sent to itself when that step is logged),
-`run_precision`.
+`python -m tests.training.worker OUT '{"batch_size": 2, …}' [OUT OPTIONS …]`: TrainConfig's keys, and `rows`,
+`dtype`, `dropout`, `recipe`, `signal_at` {"step": n, "signal": number} (sent to itself when that step is
+logged), `run_precision`, `draft` (`fake` or `eagle3`). Several runs one after the other share the imports.
 """
 
+import copy
 import json
 import os
 import sys
@@ -12,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType
 from safetensors.torch import save_file
 
-from deepspec.config.schema import Precision, TrainConfig
+from deepspec.config.schema import KeepBest, Optimiser, Parallel, Precision, StopWhen, TrainConfig
+from deepspec.drafts.eagle3 import Eagle3Options
+from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
-from deepspec.training.launch import join_processes, new_accelerator
-from deepspec.training.loop import Run, train
+from deepspec.target import Target
+from deepspec.training import parallel
+from deepspec.training.launch import new_accelerator, processes
+from deepspec.training.loop import Run, Trained, train
+from tests.models import tiny_model
 from tests.training.fakes import FakeConfig, FakeDraft, FakeTarget, rows
 
 SETTINGS: dict[str, Any] = {
@@ -27,39 +34,74 @@ SETTINGS: dict[str, Any] = {
     "eval_steps": 4,
     "checkpoint_every": 2,
     "learning_rate": 0.02,
+    "keep_best": KeepBest.none,
+}
+CHOICES: dict[str, Any] = {
+    "parallel": Parallel,
+    "optimizer": Optimiser,
+    "keep_best": KeepBest,
+    "stop_when": lambda value: StopWhen(**value),
 }
 
 
-def main(out: Path, options: dict[str, Any]) -> None:
+def main(out: Path, options: dict[str, Any]) -> Trained:
     options = dict(options)
     dtype = getattr(torch, options.pop("dtype", "float64"))
     data = rows(options.pop("rows", 11))
-    dropout, signal_at = options.pop("dropout", 0.0), options.pop("signal_at", None)
-    precision = Precision(options.pop("run_precision", "no"))
-    accelerator = accelerator_for_tests(precision)
-    recipe = options.pop("recipe", {})
-    run = Run(FakeTarget(dtype), TrainConfig(**{**SETTINGS, **options}), accelerator, out, recipe=recipe)
+    kind, dropout = options.pop("draft", "fake"), options.pop("dropout", 0.0)
+    signal_at, recipe = options.pop("signal_at", None), options.pop("recipe", {})
+    options["precision"] = Precision(options.pop("run_precision", "no"))
+    for name, choice in CHOICES.items():
+        if name in options:
+            options[name] = choice(options[name])
+    config = TrainConfig(**{**SETTINGS, **options})
 
     def on_progress(record: dict[str, Any]) -> None:
         if signal_at is not None and record["step"] == signal_at["step"] and "loss" in record:
             os.kill(os.getpid(), signal_at["signal"])
 
-    run.on_progress = on_progress
+    if config.parallel is Parallel.fsdp2:
+        let_fsdp2_run_on_gloo()
+    with processes("cpu", config.parallel) as joined:
+        accelerator = new_accelerator(joined, config)
+        if config.parallel is Parallel.deepspeed_zero3:  # else parameters this small stay whole
+            settings = accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
+            settings["stage3_param_persistence_threshold"] = 0
+        target, draft = made(kind, dtype, dropout)
+        run = Run(target, config, accelerator, out, recipe=recipe, on_progress=on_progress)
+        trained = train(draft, data, rows(5, seed=9), run)
+        if accelerator.is_main_process:
+            save_file(trained.weights, out / "trained.safetensors")
+        return trained
+
+
+def let_fsdp2_run_on_gloo() -> None:
+    """accelerate knows FSDP2 on accelerators only, and the product refuses it on CPUs; torch's own works there."""
+    parallel._refuse_fsdp2_on_cpu = lambda: None
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+
+
+def made(kind: str, dtype: torch.dtype, dropout: float) -> tuple[Any, Any]:
+    """A target and a fresh draft for it."""
     torch.manual_seed(1)
-    draft = FakeDraft(FakeConfig(dropout=dropout)).to(dtype)
-    train(draft, data, rows(5, seed=9), run)
-    save_file(draft.state_dict(), out / f"trained-{accelerator.process_index}.safetensors")
+    if kind == "fake":
+        return FakeTarget(dtype), FakeDraft(FakeConfig(dropout=dropout)).to(dtype)
+    target = Target(copy.deepcopy(tiny_model("llama")).to(dtype), None, "tiny llama")
+    torch.manual_seed(1)
+    options = Eagle3Options(ttt_steps=3, intermediate_size=48)
+    return target, new_draft(options, target, torch.arange(0, 40)).to(dtype)
 
 
-def accelerator_for_tests(precision: Precision = Precision.no) -> Accelerator:
-    """On the CPU, with whatever processes torchrun has started."""
-    join_processes("cpu")
-    return new_accelerator("cpu", precision, lambda: Precision.no)
+def accelerator_for_tests(precision: Precision = Precision.no, **settings: Any) -> Accelerator:
+    """On the CPU, in this process alone."""
+    with processes("cpu", Parallel.auto) as joined:
+        return new_accelerator(joined, TrainConfig(precision=precision, **settings))
 
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+        for given in range(1, len(sys.argv), 2):
+            main(Path(sys.argv[given]), json.loads(sys.argv[given + 1]))
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from None

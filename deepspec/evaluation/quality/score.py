@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deepspec.evaluation.findings import Quality, QualityRow
-from deepspec.evaluation.metric import Metric as Value
 from deepspec.evaluation.quality.answers import is_right
 from deepspec.evaluation.quality.code import isolation, passes
+from deepspec.evaluation.quality.findings import Quality, QualityRow
 from deepspec.evaluation.quality.metrics import Metric, compute, load_metric, metric_path
 from deepspec.evaluation.quality.repetition import repetition_rate
 from deepspec.evaluation.quality.two_sample import two_sample
@@ -143,12 +142,18 @@ def _row(
     boot = Bootstrap(len(records), plan.resamples, plan.seed)
     plain, present = _means(records, name, lambda record: record.plain)
     speculative, _ = _means(records, name, lambda record: record.speculative)
-
-    def mean(scores: Column) -> Value:
-        return boot.ratio(lambda s, n: s / n, scores, present, reason=NO_SCORE, lowest=-np.inf)
-
     one, other = corpus or (None, None)
-    return QualityRow(name, task, mean(plain), mean(speculative), mean(speculative - plain), one, other)
+    return QualityRow(
+        metric=name,
+        task=task,
+        plain=boot.ratio(lambda s, n: s / n, plain, present, reason=NO_SCORE, lowest=-np.inf),
+        speculative=boot.ratio(lambda s, n: s / n, speculative, present, reason=NO_SCORE, lowest=-np.inf),
+        difference=boot.ratio(
+            lambda s, t, n: (s - t) / n, speculative, plain, present, reason=NO_SCORE, lowest=-np.inf
+        ),
+        corpus_plain=one,
+        corpus_speculative=other,
+    )
 
 
 def _means(

@@ -1,0 +1,111 @@
+"""The conversations of all sources, cleaned, before any target is known."""
+
+import platform
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from deepspec.artifacts import plain
+from deepspec.config.schema import Answers, DataConfig, OnError, Regenerate
+from deepspec.data.augment import read_augmentations
+from deepspec.data.conversation import Conversation, Tally
+from deepspec.data.hygiene import Hygiene
+from deepspec.data.prompts import iter_prompts, prompts_sha256
+from deepspec.data.selection import builtin_prompts
+from deepspec.data.shapes import check_columns
+from deepspec.data.store import Store, stored
+from deepspec.errors import UserError
+
+NOT_DECIDING = ("servers", "concurrency", "timeout", "retries")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All conversations, content hashes of where they come from, and what was left out on the way.
+
+    read: how many there were before any was left out. overlaps: what they share with evaluation prompts.
+    """
+
+    store: Store
+    sources: dict[str, Any]
+    tally: Tally
+    read: int
+    overlaps: list[dict[str, Any]]
+
+
+def check_settings(settings: DataConfig) -> None:
+    """`UserError` for settings that do not go together; bounds of single numbers are the configuration's."""
+    if settings.prompts is None and settings.builtin_prompts == 0:
+        raise UserError("There are no prompts: set data.prompts to a file, or data.builtin_prompts above 0.")
+    check_columns(settings.columns)
+    if read_augmentations(settings.augment) and settings.answers is Answers.given:
+        raise UserError(
+            "data.augment changes prompts, and data.answers=given has no answers to the changed ones."
+        )
+    if settings.regenerate is Regenerate.servers and not settings.servers:
+        raise UserError("data.regenerate=servers needs data.servers: at least one base URL.")
+    if settings.samples > 1 and settings.temperature == 0:
+        raise UserError(
+            "data.samples above 1 needs data.temperature above 0: greedy answers are all the same."
+        )
+    if settings.answers is Answers.mixed and settings.regenerated_prompts is None:
+        raise UserError(
+            "data.answers=mixed needs data.regenerated_prompts: how many prompts get the target's own answer."
+        )
+
+
+def deciding(settings: DataConfig) -> dict[str, Any]:
+    """The settings that decide what is in the artifact: not where or how fast answers are fetched."""
+    return {key: value for key, value in plain(settings).items() if key not in NOT_DECIDING}
+
+
+def gather(settings: DataConfig, work: Path | None = None) -> Gathered:
+    """The conversations of the prompts source and of the built-in ones, cleaned.
+
+    Needs no target, so that a wrong setting or a bad file is known in seconds: `UserError`. They wait in a
+    file in the folder `work` (None: in a temporary file).
+    """
+    check_settings(settings)
+    with stored(work or Path(tempfile.gettempdir())):
+        return _gather(settings, work)
+
+
+def _gather(settings: DataConfig, work: Path | None) -> Gathered:
+    tally = Tally(strict=settings.on_error is OnError.strict)
+    store = Store(work / "conversations.sqlite" if work else None)
+    hygiene = Hygiene(settings, store, tally)
+    sources: dict[str, Any] = {}
+    if settings.prompts is not None:
+        sources["prompts"] = prompts_sha256(settings.prompts)
+        rows = iter_prompts(settings.prompts, tally, settings.columns, settings.hub)
+        _keep(islice(rows, settings.max_prompts), hygiene)
+        if store.count() == 0:
+            raise UserError(f"{settings.prompts} leaves no prompt to use. Left out: {reasons(tally)}.")
+    if settings.builtin_prompts:
+        limit: int | None = None  # of prompts without a given answer, lest most of them be of no use
+        if settings.answers is Answers.given:
+            limit = settings.held_out_prompts // 2
+        elif settings.answers is Answers.mixed:
+            limit = (settings.regenerated_prompts or 0) // 2 + settings.held_out_prompts // 2
+        builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
+        _keep(builtin, hygiene)
+        sources.update(hashes, python=platform.python_version())
+    if settings.decontaminate:
+        sources["decontaminate"] = [prompts_sha256(name) for name in settings.decontaminate]
+    return Gathered(store, sources, tally, hygiene.read, hygiene.overlaps)
+
+
+def _keep(conversations: Iterable[Conversation], hygiene: Hygiene) -> None:
+    with tqdm(conversations, desc="conversations", unit="row", smoothing=0, delay=2) as rows:
+        for conversation in rows:
+            hygiene.add(conversation)
+
+
+def reasons(tally: Tally) -> str:
+    """What was left out, in words."""
+    return ", ".join(f"{count} × {reason}" for reason, count in sorted(tally.counts.items())) or "none"
