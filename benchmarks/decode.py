@@ -29,7 +29,7 @@ from deepspec.drafts.options import NgramOptions
 from deepspec.errors import UserError
 from deepspec.evaluate import prompts_of, read_source
 from deepspec.evaluation.baselines import transformers_decode
-from deepspec.evaluation.ideal import ideal_seconds, measure_steps
+from deepspec.evaluation.ideal import StepClock, ideal_seconds
 from deepspec.evaluation.machine import describe_machine, load_average
 from deepspec.evaluation.measure import Decode, Plan, measure
 from deepspec.evaluation.prompts import Prompt, spread
@@ -208,8 +208,11 @@ def step_times(
         key = id(engine.draft)
         if key not in times or name == "n-gram":
             drafted = draft_steps(target, engine.draft, text, request, 2)
-            times[key] = measure_steps(verify_steps(target, text, k + 1), drafted, k, len(text))
-        found[name] = times[key]
+            clock = StepClock(k, 1)
+            clock.take(verify_steps(target, text, k + 1), drafted, len(text))
+            times[key] = clock.result()
+        if (timed := times[key]) is not None:
+            found[name] = timed
     return found
 
 

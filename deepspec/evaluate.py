@@ -273,7 +273,11 @@ def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Pro
         system = item.system or config.data.system
         said = [{"role": "system", "content": system}] if system else []
         messages = [*said, {"role": "user", "content": item.turns[0]}]
-        tokens = tuple(template.prompt(messages))
+        try:
+            tokens = tuple(template.prompt(messages))
+        except BadRow as error:
+            source.tally.bad(error, item.category, 0, item.id)
+            continue
         prompts.append(Prompt(item.id, item.category, item.turns[0], tokens, item.references_of(1)))
     kept, too_long = fitting(prompts, target.max_positions - config.decode.max_new_tokens)
     excluded = dict(source.tally.counts) | too_long

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from deepspec.config.schema import Config
+from deepspec.data.conversation import BadRow
 from deepspec.data.template import ChatTemplate
 from deepspec.decoding import Engine, Request, Round
 from deepspec.errors import UserError
@@ -154,8 +155,12 @@ def _request(config: Config, target: Target, prompt: str) -> Request:
         messages.insert(0, {"role": "system", "content": config.data.system})
     template = ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)
     decode = config.decode
+    try:
+        tokens = template.prompt(messages)
+    except BadRow as error:
+        raise UserError(f"The target's chat template does not take this prompt: {error}.") from error
     return Request(
-        template.prompt(messages),
+        tokens,
         decode.max_new_tokens,
         sampling_of(decode),
         decode.seed,

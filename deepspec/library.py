@@ -91,7 +91,7 @@ class SpeculativeDecoder:
         min_p: float | None = None,
         repetition_penalty: float | None = None,
         eos_token_id: int | Sequence[int] | None = None,
-        stop_strings: Sequence[str] = (),
+        stop_strings: str | Sequence[str] = (),
         streamer: Any = None,
         seed: int | None = None,
     ) -> Any:
@@ -118,7 +118,14 @@ class SpeculativeDecoder:
         rows = self._rows(inputs, attention_mask)
         limit = _first(max_new_tokens, given.max_new_tokens, 20)
         requests = [
-            Request(row, limit, sampling, seed + place, eos, stop=tuple(stop_strings))
+            Request(
+                row,
+                limit,
+                sampling,
+                seed + place,
+                eos,
+                stop=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings),
+            )
             for place, row in enumerate(rows)
         ]
         if streamer is not None:

@@ -8,6 +8,7 @@ if __name__ == "__main__":
 import gc
 import time
 from importlib import import_module
+from pathlib import Path
 
 from deepspec.config.schema import Config, Precision
 from deepspec.errors import UserError
@@ -33,9 +34,17 @@ def check(config: Config) -> None:
     """
     import torch
 
+    from deepspec.drafts.registry import untrained_draft
     from deepspec.evaluate import check_prompts
     from deepspec.training.trackers import check_installed
 
+    if untrained_draft(config.draft) is not None:
+        raise UserError(
+            f"The draft {config.draft.algorithm} has nothing to train: run prepare, then evaluate, instead of pipeline."
+        )
+    start = getattr(config.draft, "init_from", None)
+    if start is not None and not (Path(start) / "config.json").is_file():
+        raise UserError(f"draft.init_from: {start} holds no draft (no config.json).")
     check_prompts(config)
     check_installed(config.train.tracker)
     on_cpu = config.target.device == "cpu" or not torch.cuda.is_available()

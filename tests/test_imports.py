@@ -80,10 +80,10 @@ def violations(root: Path) -> list[str]:
     """Every import under `root`/deepspec that points the wrong way, as `file:line: reason`."""
     found = []
     for path in sorted((root / "deepspec").rglob("*.py")):
-        parts = list(path.relative_to(root).with_suffix("").parts)
+        parts = list(path.relative_to(root).with_suffix("").parts)  # a checkout may be called deepspec too
+        room = parts[1] if len(parts) > 2 else None
         if parts[-1] == "__init__":
             parts.pop()
-        room = parts[1] if len(parts) > 2 or path.parent.parent.name == "deepspec" else None
         if len(parts) == 2 and parts[1] in SHARED:
             room = parts[1]
         for line, name in imports(path, ".".join(parts)):

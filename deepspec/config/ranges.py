@@ -31,6 +31,13 @@ BOUNDS: dict[str, Bound] = {
     "draft.intermediate_size": AT_LEAST_1,
     "draft.hidden_size": AT_LEAST_1,
     "draft.noise": AT_LEAST_0,
+    "draft.block_tokens": AT_LEAST_1,
+    "draft.gamma": POSITIVE,
+    "draft.anchors": AT_LEAST_1,
+    "draft.rank": AT_LEAST_1,
+    "draft.heads": AT_LEAST_1,
+    "draft.keep_rows": NUCLEUS,
+    "draft.mask_token": AT_LEAST_0,
     "data.builtin_prompts": AT_LEAST_0,
     "data.regenerated_prompts": AT_LEAST_0,
     "data.held_out_prompts": AT_LEAST_0,
@@ -124,7 +131,10 @@ def check(config: Config) -> None:
         raise UserError(f"`train.betas` takes 2 numbers, not {len(config.train.betas)}.")
     for key, steps in (
         ("train.eval_steps", config.train.eval_steps),
-        ("draft.ttt_steps", getattr(config.draft, "ttt_steps", 1)),
+        *(
+            (f"draft.{name}", getattr(config.draft, name, 1))
+            for name in ("ttt_steps", "block_tokens", "heads")
+        ),
     ):
         # a row's first token is nobody's prediction, and the draft's start takes another
         if steps > config.data.max_length - 2:
@@ -190,6 +200,12 @@ def _check_decode(decode: DecodeConfig) -> None:
             "`decode.tree` use decode.schedule=fixed and decode.utilization_threshold=null."
         )
     parents = decode.tree_parents
+    if decode.tree is Tree.static and not parents:
+        raise UserError(
+            "`decode.tree=static` needs its shape: give decode.tree_parents, for example [-1,-1,0]."
+        )
+    if "" in decode.stop:
+        raise UserError("`decode.stop` has an empty string, which would stop every answer at once.")
     if wrong := [node for node, parent in enumerate(parents) if not -1 <= parent < node]:
         raise UserError(
             f"`decode.tree_parents` gives node {wrong[0]} the parent {parents[wrong[0]]}. It must be -1 (the pending "

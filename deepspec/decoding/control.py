@@ -62,8 +62,8 @@ class RoundControl:
     ) -> tuple[Tensor, Tensor | None]:
         """See `deepspec.drafts.contract.Control.draw_children`.
 
-        In a dynamic tree, whose nodes only the draft can number, a repetition penalty counts the text before
-        the tree: its children are deterministic, so that this decides how good they are and nothing else.
+        A dynamic tree, whose nodes only the draft can number, is grown without asking here and without a
+        repetition penalty: its children are deterministic, so that this decides how good they are and nothing else.
         """
         if count > logits.shape[-1]:
             raise UserError(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 DECAY = 0.95  # of a past round's weight with every further one: a memory of some twenty rounds
-PRIOR_ACCEPTANCE = 0.6  # before anything was seen;
+PRIOR_ACCEPTANCE = 0.9  # before anything was seen: hopeful, or a threshold above it would never try;
 PRIOR_WEIGHT = 2.0  # counts as much as this many observations
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from deepspec.errors import UserError
 
+STEP_WEIGHTS = ("decay", "survival", "dpace")
+
 
 def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
     """`UserError` for a word that is none of the choices."""
@@ -27,7 +29,7 @@ class RecursiveOptions:
     init_from: str | None = None  # folder of a saved draft of the same shape to start from
 
     def check(self) -> None:
-        check_choice("step_weights", self.step_weights, ("decay", "survival", "dpace"))
+        check_choice("step_weights", self.step_weights, STEP_WEIGHTS)
 
 
 @dataclass
@@ -62,6 +64,76 @@ class MtpOptions(RecursiveOptions):
     def check(self) -> None:
         super().check()
         check_choice("norm_input", self.norm_input, ("before", "after"))
+
+
+@dataclass
+class PEagleOptions(Eagle3Options):
+    algorithm: str = "peagle"
+    ttt_steps: int = 7  # depths trained
+    keep_rows: float = 0.7  # r: depth d of a training row is kept with probability r^d
+    mask_token: int | None = None  # an embedding row that no text uses; null = a vector the draft learns
+
+    def check(self) -> None:
+        super().check()
+        if self.normalised_feedback:
+            raise UserError("draft.normalised_feedback has no meaning in P-EAGLE, which feeds nothing back.")
+
+
+@dataclass
+class BlockOptions:
+    """Options of the families that fill a block of slots in one pass."""
+
+    algorithm: str
+    layers: int = 5
+    block_tokens: int = 7  # K: tokens of a block; fixed at training, fewer can be drafted
+    step_weights: str = "decay"  # of the loss; or survival, dpace: by the acceptance reached so far
+    gamma: float = 4.0  # with decay: weight of step k is exp(−(k−1)/gamma)
+    anchors: int | None = 128  # blocks trained in a packed row; null = one at every supervised token
+    vocab_size: int | None = 8192  # draft vocabulary; null = the target's
+    capture_layers: list[int] | None = None  # target layers read; null = low, middle and high
+    intermediate_size: int | None = None  # null = the target's
+    head: str = "frozen"  # the target's own; or "trained": the draft's, from the target's rows
+    head_norms: bool = True  # normalise each attention head's queries and keys
+    mask_token: int | None = None  # an embedding row that no text uses; null = a vector the draft learns
+    confidence: bool = False  # a head that says how likely the next token is to be accepted
+    init_from: str | None = None  # folder of a saved draft of the same shape to start from
+
+    def check(self) -> None:
+        check_choice("step_weights", self.step_weights, STEP_WEIGHTS)
+        check_choice("head", self.head, ("frozen", "trained"))
+
+
+@dataclass
+class DFlashOptions(BlockOptions):
+    algorithm: str = "dflash"
+
+
+@dataclass
+class DSparkOptions(BlockOptions):
+    algorithm: str = "dspark"
+    sequential: str = "markov"  # the head that looks at the token before; or "rnn": at all tokens before
+    rank: int = 256  # width of that head
+    confidence: bool = True
+
+    def check(self) -> None:
+        super().check()
+        check_choice("sequential", self.sequential, ("markov", "rnn"))
+
+
+@dataclass
+class MedusaOptions:
+    algorithm: str = "medusa"
+    heads: int = 5  # K
+    step_weights: str = "decay"  # of the loss; or survival, dpace: by the acceptance reached so far
+    step_decay: float = 0.8  # with decay: weight of head k is step_decay^(k−1)
+    vocab_size: int | None = 8192  # draft vocabulary; null = the target's
+    head: str = "trained"  # each its own, from the target's rows; or "frozen": the target's, for all
+    confidence: bool = False  # a head that says how likely the next token is to be accepted
+    init_from: str | None = None  # folder of a saved draft of the same shape to start from
+
+    def check(self) -> None:
+        check_choice("step_weights", self.step_weights, STEP_WEIGHTS)
+        check_choice("head", self.head, ("trained", "frozen"))
 
 
 @dataclass

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 DRAFTS: dict[str, tuple[str, str]] = {
     "eagle": ("deepspec.drafts.options:EagleOptions", "deepspec.drafts.eagle:EagleDraft"),
     "eagle3": ("deepspec.drafts.options:Eagle3Options", "deepspec.drafts.eagle3:Eagle3Draft"),
+    "dflash": ("deepspec.drafts.options:DFlashOptions", "deepspec.drafts.dflash:DFlashDraft"),
+    "dspark": ("deepspec.drafts.options:DSparkOptions", "deepspec.drafts.dspark:DSparkDraft"),
+    "medusa": ("deepspec.drafts.options:MedusaOptions", "deepspec.drafts.medusa:MedusaDraft"),
     "mtp": ("deepspec.drafts.options:MtpOptions", "deepspec.drafts.mtp:MtpDraft"),
+    "peagle": ("deepspec.drafts.options:PEagleOptions", "deepspec.drafts.peagle:PEagleDraft"),
     "standalone": ("deepspec.drafts.options:StandaloneOptions", "deepspec.drafts.standalone:StandaloneDraft"),
 }
 UNTRAINED: dict[str, tuple[str, str]] = {
@@ -39,7 +43,8 @@ def draft_classes() -> dict[str, type[Any]]:
 
 def untrained_draft(options: Any) -> "Drafter | None":
     """The draft itself, where it has nothing to train; None for those that have."""
-    return _named(UNTRAINED[options.algorithm][1])(options) if options.algorithm in UNTRAINED else None
+    name = getattr(options, "algorithm", None)  # a configuration may have no draft yet
+    return _named(UNTRAINED[name][1])(options) if name in UNTRAINED else None
 
 
 def check_options(options: Any) -> None:

@@ -107,12 +107,12 @@ def walk(accepts: Tensor, valid: Tensor, loss_mask: Tensor, documents: Tensor) -
     first pending token (the one that a prefill gives).
     """
     n_accepted = (accepts & valid).int().cumprod(-1).sum(-1).tolist()
-    drafts = valid[..., 0].tolist()
+    n_drafted = valid.sum(-1).tolist()  # fewer than K where the answer ends or the draft sees less far ahead
     k = accepts.shape[-1]
     total = Walk(0, 0, 0, 0, *((0,) * k,) * 3)
     for row, (mask, document) in enumerate(zip(loss_mask.bool().tolist(), documents.tolist(), strict=True)):
         for start, end in _answers(mask, document):
-            total += _walk_answer(n_accepted[row], drafts[row], start, end, k)
+            total += _walk_answer(n_accepted[row], n_drafted[row], start, end, k)
     return total
 
 
@@ -129,15 +129,15 @@ def _answers(mask: list[bool], document: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _walk_answer(n_accepted: list[int], drafts: list[bool], start: int, end: int, k: int) -> Walk:
+def _walk_answer(n_accepted: list[int], n_drafted: list[int], start: int, end: int, k: int) -> Walk:
     pending = start
-    while pending < end and not drafts[pending]:
+    while pending < end and not n_drafted[pending]:
         pending += 1
     rounds = committed = cut = 0
     verified, reached, accepted = [0] * k, [0] * k, [0] * k
     walked = pending < end
     while pending < end:
-        left = min(k, end - pending)
+        left = min(n_drafted[pending], end - pending)
         n = min(n_accepted[pending], left)
         ends_inside = pending + n == end
         for at in range(left):

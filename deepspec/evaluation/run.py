@@ -235,7 +235,11 @@ class _Evaluation:
     def _chains_for_trees(self, records: list[PromptRecord]) -> list[str]:
         """A draft that cannot branch takes no notice of `decode.tree`; whoever reads the result should."""
         rounds = [r for record in records for d in record.speculative for r in d.rounds if not r.cut]
-        if self.tree is None or any(r.scheduled != r.verified for r in rounds):
+        if (
+            self.tree is None
+            or size_of(self.tree) == longest_path(self.tree)
+            or any(r.scheduled != r.verified for r in rounds)
+        ):
             return []
         asked = self.config.decode.tree.value
         return [

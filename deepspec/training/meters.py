@@ -93,8 +93,10 @@ class Meter:
         """loss (total and by part), accuracy and alpha by draft step; what had no sample is null."""
         parts = {name: _mean(self.sums[name], self.weights[name]) for name in self.sums}
         known = [coefficients[name] * value for name, value in parts.items() if value is not None]
+        # a part with samples that is no number makes the whole none, not better
+        broken = any(parts[name] is None and weight for name, weight in self.weights.items())
         return {
-            "loss": sum(known) if known else None,
+            "loss": sum(known) if known and not broken else None,
             "parts": parts,
             "accuracy": [_mean(a, b) for a, b in zip(self.match, self.valid, strict=False)],
             "alpha": [_mean(a, b) for a, b in zip(self.overlap, self.valid, strict=False)],

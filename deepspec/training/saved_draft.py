@@ -17,6 +17,7 @@ WEIGHTS = "model.safetensors"
 FREE = {
     *("model_type", "architectures", "transformers_version", "dtype", "_name_or_path"),
     *("ttt_steps", "step_weights", "step_decay", "noise", "started_from", "init_from", "confidence"),
+    *("gamma", "anchors", "keep_rows"),
 }
 
 
@@ -80,6 +81,8 @@ def start_from(draft: TrainableDraft, folder: Path) -> None:
         raise UserError(
             f"{what} does not fit: missing tensors {missing[:4]}, unexpected ones {unexpected[:4]}."
         )
+    if other := sorted(name for name in given if given[name].shape != wanted[name].shape):
+        raise UserError(f"{what} does not fit: tensors of other shapes {other[:4]}.")
     ids = wanted.get("target_ids")
     if ids is not None and not torch.equal(given["target_ids"].to(ids.device), ids):
         raise UserError(

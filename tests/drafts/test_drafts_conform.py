@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-3, MTP and the standalone model on small targets of five families: the contract they all keep."""
+"""Every trained family of drafts on small targets of five families: the contract they all keep."""
 
 from pathlib import Path
 
@@ -6,11 +6,17 @@ import pytest
 import torch
 
 from deepspec.drafts.contract import DynamicTree, StaticTree
-from deepspec.drafts.eagle import EagleOptions
-from deepspec.drafts.eagle3 import Eagle3Options
-from deepspec.drafts.mtp import MtpOptions
+from deepspec.drafts.options import (
+    DFlashOptions,
+    DSparkOptions,
+    Eagle3Options,
+    EagleOptions,
+    MedusaOptions,
+    MtpOptions,
+    PEagleOptions,
+    StandaloneOptions,
+)
 from deepspec.drafts.registry import new_draft
-from deepspec.drafts.standalone import StandaloneOptions
 from deepspec.target import Target
 from tests.drafts.conformance import (
     check_dynamic_trees,
@@ -39,8 +45,25 @@ VARIANTS = {
     "mtp, normed input": (MtpOptions, {"ttt_steps": STEPS, "norm_input": "after", "layers": 2}),
     "standalone": (StandaloneOptions, {"layers": 2}),
     "standalone, fresh": (StandaloneOptions, {"layers": 2, "start": "random", "hidden_size": 16}),
+    "dflash": (DFlashOptions, {"block_tokens": STEPS, "layers": 2}),
+    "dflash, trained head": (
+        DFlashOptions,
+        {"block_tokens": STEPS, "layers": 1, "head": "trained", "head_norms": False},
+    ),
+    "dspark": (DSparkOptions, {"block_tokens": STEPS, "layers": 2, "rank": 6, "confidence": False}),
+    "dspark, rnn": (
+        DSparkOptions,
+        {"block_tokens": STEPS, "layers": 1, "rank": 6, "sequential": "rnn", "confidence": False},
+    ),
+    "medusa": (MedusaOptions, {"heads": STEPS}),
+    "medusa, frozen head": (MedusaOptions, {"heads": STEPS, "head": "frozen"}),
+    "peagle": (PEagleOptions, {"ttt_steps": STEPS}),
+    "peagle, two layers": (
+        PEagleOptions,
+        {"ttt_steps": STEPS, "layers": 2, "head": "frozen", "norm_layers": True},
+    ),
 }
-ONE_EACH = ["eagle", "eagle3", "mtp", "standalone"]
+ONE_EACH = ["eagle", "eagle3", "mtp", "standalone", "dflash", "dspark", "medusa", "peagle"]
 
 
 def make(target: Target, variant: str, reduced: bool = True, dtype=torch.float64, **more):
@@ -84,11 +107,15 @@ def test_a_packed_batch_is_the_sum_of_its_documents(variant: str) -> None:
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
-        *(("llama", variant) for variant in ONE_EACH),
+        *(("llama", variant) for variant in ONE_EACH if variant not in ("dflash", "medusa", "peagle")),
         ("qwen3", "mtp"),
         ("gemma3", "standalone"),
         ("deepseek_v3", "eagle"),
         ("gpt_oss", "eagle3"),
+        ("qwen3", "dspark, rnn"),
+        ("gemma3", "dflash"),
+        ("deepseek_v3", "medusa"),
+        ("gpt_oss", "peagle"),
     ],
 )
 def test_offline_hits_are_the_engines_rounds(family: str, variant: str) -> None:

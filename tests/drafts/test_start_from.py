@@ -6,11 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepspec.drafts.eagle import EagleOptions
-from deepspec.drafts.eagle3 import Eagle3Options
-from deepspec.drafts.mtp import MtpOptions
+from deepspec.drafts.options import (
+    DFlashOptions,
+    Eagle3Options,
+    EagleOptions,
+    MedusaOptions,
+    MtpOptions,
+    PEagleOptions,
+    StandaloneOptions,
+)
 from deepspec.drafts.registry import new_draft
-from deepspec.drafts.standalone import StandaloneOptions
 from deepspec.errors import UserError
 from deepspec.training.saved_draft import load_draft, start_from
 from tests.models import VOCAB, tiny_target
@@ -21,6 +26,9 @@ OPTIONS = {
     "eagle3": Eagle3Options,
     "mtp": MtpOptions,
     "standalone": lambda **more: StandaloneOptions(layers=2, **more),
+    "dflash": lambda **more: DFlashOptions(layers=2, **more),
+    "medusa": MedusaOptions,
+    "peagle": PEagleOptions,
 }
 
 

@@ -209,3 +209,16 @@ def test_two_samples_of_two_distributions_are_told_apart_and_power_grows() -> No
     power = two_sample(ordered, ordered, 99, simulations=20).power
     assert power["0.5"] >= 0.9 > power["0.01"] + 0.5
     assert two_sample(ordered, ordered, 99, simulations=0).p_value == 1.0
+
+
+def test_a_program_that_ends_before_its_tests_has_not_passed_them() -> None:
+    check = Check("code", tests="assert add(1, 2) == 3", head="", entry="add")
+    wrong = "```python\nimport sys\ndef add(a, b):\n    return a - b\nsys.exit(0)\n```"
+    right = "```python\ndef add(a, b):\n    return a + b\n```"
+    assert passes(wrong, check, 10).outcome == "failed"
+    assert passes(right, check, 10).outcome == "passed"
+
+
+def test_a_comma_behind_the_answer_is_none_of_it() -> None:
+    assert is_right("So the answer is 18, which is final.", "18", "number")
+    assert is_right("It is 1,234.", "1234", "number")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,20 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, damage: s
     assert saved.resume().step == 2
     assert saved.is_at(2)
     assert any("step-3 is not whole" in line for line in saved.said)
+
+
+def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_loads(tmp_path: Path) -> None:
+    saved = Saved(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # a file may not grow further, as on a full disk
+    try:
+        with pytest.raises(UserError, match="Could not write"):
+            saved.checkpoints.save(saved.draft, saved.optimiser, Counters(step=4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == ["step-2", "step-3"]
+    assert saved.resume().step == 3
+    assert saved.is_at(3)
 
 
 def change(checkpoint: Path, content: bytes) -> None:

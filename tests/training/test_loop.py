@@ -94,6 +94,20 @@ def test_killed_and_resumed_is_never_stopped_bit_for_bit(
     assert records(tmp_path / "whole") == records(tmp_path / "killed")
 
 
+def test_killed_in_the_middle_of_a_checkpoints_write(tmp_path: Path) -> None:
+    """A checkpoint writes three files here besides the draft's: the sixth is the second one's random states."""
+    options = {"epochs": 1.0, "dtype": "float32", "ema": 0.9, "dropout": 0.3, "eval_rows": 0}
+    main(tmp_path / "whole", options)
+    killed = in_own_process(tmp_path / "killed", **options, kill_in_write=6)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    folder = tmp_path / "killed" / "checkpoints"
+    assert [path.name for path in folder.glob("step-*")] == ["step-2"]
+    assert list(folder.glob(".step-4.partial-*"))
+    main(tmp_path / "killed", options)
+    assert equal(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    assert not list(folder.glob(".*"))
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_says_how_to_go_on_and_exits(
     tmp_path: Path, number: int, code: int, capsys: pytest.CaptureFixture[str]

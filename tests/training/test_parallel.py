@@ -101,3 +101,14 @@ def test_a_checkpoint_of_any_kind_goes_on_as_any_other(tmp_path: Path) -> None:
         else:
             ran(torchrun(out, {**options, **SPLIT, "parallel": second}))
         same(tmp_path / "whole", out)
+
+
+@pytest.mark.slow
+def test_ddp_stopped_and_resumed_is_never_stopped_bit_for_bit(tmp_path: Path) -> None:
+    options = {**ADAMW, **SPLIT, "parallel": "ddp", "dropout": 0.3, "ema": 0.5, "checkpoint_every": 100}
+    ran(torchrun(tmp_path / "whole", options))
+    cut = torchrun(tmp_path / "cut", {**options, "signal_at": {"step": 5, "signal": 15}})
+    assert "saved at step 6" in cut.stdout, cut.stderr[-3000:]
+    ran(torchrun(tmp_path / "cut", options))
+    whole, found = (load_file(tmp_path / name / "trained.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(found[name], one) for name, one in whole.items())

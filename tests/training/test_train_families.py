@@ -8,10 +8,16 @@ import pytest
 from deepspec import train as stage
 from deepspec.config.schema import Config
 from deepspec.decoding import Engine, Request
-from deepspec.drafts.eagle import EagleOptions
-from deepspec.drafts.eagle3 import Eagle3Options
-from deepspec.drafts.mtp import MtpOptions
-from deepspec.drafts.standalone import StandaloneOptions
+from deepspec.drafts.options import (
+    DFlashOptions,
+    DSparkOptions,
+    Eagle3Options,
+    EagleOptions,
+    MedusaOptions,
+    MtpOptions,
+    PEagleOptions,
+    StandaloneOptions,
+)
 from deepspec.target import load_target
 from deepspec.training import history
 from deepspec.training.saved_draft import load_draft
@@ -23,6 +29,10 @@ OPTIONS = {
     "eagle3": Eagle3Options(ttt_steps=3, head="frozen", step_weights="dpace", confidence=True),
     "mtp": MtpOptions(ttt_steps=2, step_weights="survival"),
     "standalone": StandaloneOptions(layers=2, confidence=True),
+    "dflash": DFlashOptions(layers=1, block_tokens=3, anchors=6, step_weights="survival"),
+    "dspark": DSparkOptions(layers=1, block_tokens=3, anchors=6, rank=8, sequential="rnn"),
+    "medusa": MedusaOptions(heads=3, confidence=True),
+    "peagle": PEagleOptions(ttt_steps=3, confidence=True),
 }
 
 

@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?")
+NUMBER = re.compile(r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:\s*/\s*\d+)?")
 FRACTION = re.compile(r"\\[dt]?frac\{([^{}]+)\}\{([^{}]+)\}")
 SHORT_FRACTION = re.compile(r"\\[dt]?frac(\d)(\d)")
 DECORATION = (

@@ -8,6 +8,7 @@ throw-away machine for models you do not trust.
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -64,7 +65,11 @@ def passes(answer: str, check: Check, seconds: float) -> Ran:
     """Run an answer's code against its tests; of several cases the first that is not passed decides."""
     code = code_of(answer, check)
     if not check.cases:
-        return run(f"{code}\n\n{check.tests}", "", seconds)
+        # A program may end with status 0 before its tests; what they print at their end it cannot know.
+        done = secrets.token_hex(16)
+        ran = run(f"{code}\n\n{check.tests}\n\nprint({done!r})", "", seconds)
+        told = ran.output.strip().endswith(done)
+        return ran if ran.outcome != "passed" or told else Ran("failed", ran.output)
     for given, wanted in check.cases:
         ran = run(code, given, seconds)
         if ran.outcome != "passed":

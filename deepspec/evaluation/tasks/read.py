@@ -165,6 +165,8 @@ def _prompts_file(path: Path) -> tuple[list[Item], Source]:
         raise Unreachable(f"{path}: {error}.") from error
     items = []
     for conversation in conversations:
+        if conversation.row is not None:
+            raise Unreachable(f"{path}: {conversation.place} has ready-made tokens, and a question is text.")
         messages = list(conversation.messages)
         answer = messages.pop()["content"] if conversation.has_answer else None
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
