@@ -7,12 +7,15 @@ closest to the share of rounds that accepted at least k tokens, those before it 
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deepspec.artifacts import MANIFEST, SUMS, write_json
 from deepspec.decoding.request import Round
 from deepspec.evaluation.findings import Calibration, Reliability
 from deepspec.evaluation.result import PromptRecord
@@ -124,9 +127,20 @@ def calibrate(records: Sequence[PromptRecord], key: str) -> Calibration | None:
     )
 
 
-def calibration_key(temperature: float, top_k: int, top_p: float, min_p: float, rule: str) -> str:
-    """What temperatures belong to: another sampling or rule has another acceptance."""
-    return f"temperature={temperature:g},top_k={top_k},top_p={top_p:g},min_p={min_p:g},rule={rule}"
+def store(folder: Path, calibration: Calibration) -> None:
+    """Put the temperatures into the configuration of the draft in `folder`, under their key, where schedules look.
+
+    The artifact's manifest is brought up to date with it.
+    """
+    path = folder / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    known = content.get("confidence_temperatures") or {}
+    temperatures = [round(t, 4) for t in calibration.temperatures]
+    write_json(path, content | {"confidence_temperatures": known | {calibration.key: temperatures}})
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    if SUMS in manifest:
+        manifest[SUMS][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        write_json(folder / MANIFEST, manifest)
 
 
 def _table(rounds: Rounds, temperatures: Sequence[float]) -> list[Reliability]:

@@ -171,6 +171,8 @@ class Conditions:
     fastest_plain: str  # what `speedup` is against, in words
     machine: Machine
     noise: Noise
+    processes: int = 1  # that shared the prompts; noise is the first one's
+    resumed: int = 0  # prompts whose records an earlier, interrupted run had finished
 
 
 @dataclass
