@@ -1,9 +1,8 @@
 """Whole evaluations of a tiny target with an untrained EAGLE-3 draft, in float64: no tie is excused."""
 
-import copy
 import json
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +12,11 @@ import torch
 from transformers import GenerationConfig
 
 from deepspec import evaluate as stage
-from deepspec import pair
 from deepspec.artifacts import sums
-from deepspec.config.schema import Config, DataConfig, DecodeConfig, EvaluateConfig, TargetConfig, Tree
+from deepspec.config.schema import Config, TargetConfig, Tree
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Result, Sampling
-from deepspec.drafts.eagle3 import Eagle3Options
 from deepspec.drafts.ngram import NgramOptions
-from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
 from deepspec.evaluation import run as measuring
 from deepspec.evaluation.bare import logits_two_ways
@@ -28,78 +24,8 @@ from deepspec.evaluation.baselines import transformers_decode
 from deepspec.evaluation.result import load_result
 from deepspec.evaluation.summary import summarise_result
 from deepspec.target import Target
+from tests.evaluation.tiny import IDENTITY, Template
 from tests.models import VOCAB, prompts, tiny_model, tiny_target
-
-IDENTITY = {
-    "name": "tiny llama",
-    "weights": "w",
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_layers": 4,
-    "tokenizer": "none",
-    "dtype": "float64",
-}
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return Config(
-        name="tiny",
-        target=TargetConfig(name="tiny llama", path="tiny"),
-        draft=Eagle3Options(vocab_size=None),
-        data=DataConfig(),
-        decode=DecodeConfig(k=2, max_new_tokens=12),
-        evaluate=EvaluateConfig(max_prompts=4, sweep=[1, 3], sweep_prompts=2, bootstrap=100),
-        out=str(tmp_path / "runs" / "tiny"),
-    )
-
-
-@pytest.fixture
-def target(monkeypatch: pytest.MonkeyPatch) -> Target:
-    target = Target(tiny_model("llama"), None, "tiny llama", IDENTITY)
-
-    def load(config: TargetConfig, layers: Any = ()) -> Target:
-        if config.dtype.value in ("auto", "float64"):
-            return target
-        model = copy.deepcopy(tiny_model("llama")).to(getattr(torch, config.dtype.value))
-        return Target(model, None, "tiny llama")
-
-    monkeypatch.setattr(stage, "load_target", load)
-    monkeypatch.setattr(pair, "load_target", load)
-    return target
-
-
-@pytest.fixture
-def trained(config: Config, target: Target) -> Path:
-    """A run's folder with a draft and held-out prompts."""
-    out = Path(config.out)
-    new_draft(config.draft, target, None).save_pretrained(out / "draft")
-    manifest = {
-        "fingerprint": "f",
-        "target": target.identity(),
-        "data": "d",
-        "recipe": {
-            "draft": asdict(config.draft),
-            "train": {"learning_rate": 1e-3, "betas": [0.9, 0.95], "seed": 0},
-        },
-    }
-    (out / "draft" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    (out / "data").mkdir()
-    (out / "data" / "manifest.json").write_text('{"fingerprint": "d"}', encoding="utf-8")
-    rows = [
-        {
-            "id": f"p{i}",
-            "category": "xy"[i % 2],
-            "messages": [{"role": "user", "content": f"<b>{i}</b>"}],
-            "tokens": tokens,
-        }
-        for i, tokens in enumerate(prompts(5))
-    ]
-    file = out / "data" / "held_out_prompts.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    history = [{"step": 10, "loss": 3.0}, {"step": 20, "loss": 2.0}, {"step": 20, "tau": 1.4, "k": 2}]
-    (out / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history), encoding="utf-8")
-    return out
 
 
 def test_a_whole_evaluation(config: Config, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -459,16 +385,6 @@ def test_logits_two_ways_are_a_plain_forwards(length: int) -> None:
     plain = tiny_model("llama")(torch.tensor([prompt + answer])).logits[0, -1]
     torch.testing.assert_close(one, plain)
     torch.testing.assert_close(other, plain)
-
-
-class Template:
-    """A template that wraps the text in brackets, and a token for each character."""
-
-    def __init__(self, tokenizer: Any, eos: Any, **more: Any) -> None:
-        pass
-
-    def prompt(self, messages: list[dict[str, str]], tools: Any = None) -> list[int]:
-        return [3 + ord(char) % 90 for message in messages for char in f"[{message['content']}]"]
 
 
 def test_a_users_own_prompts(
