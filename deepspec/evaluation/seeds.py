@@ -36,4 +36,10 @@ def without_seeds(result: EvaluationResult) -> dict[str, Any]:
     for section in SEEDED:
         if isinstance(kept.get(section), dict):
             kept[section] = {key: value for key, value in kept[section].items() if key != "seed"}
-    return kept | {"k": result.conditions.k}
+    return kept | {"k": result.conditions.k, "draft": result.draft.get("algorithm")}
+
+
+def seeds_of(result: EvaluationResult) -> tuple[Any, ...]:
+    """The seeds that the settings have."""
+    sections = [result.settings.get(name) or {} for name in SEEDED]
+    return tuple(section.get("seed") for section in sections)

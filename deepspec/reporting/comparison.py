@@ -8,7 +8,7 @@ from jinja2 import Environment
 from deepspec.evaluation.compare import Difference, compare, incomparable, time_incomparable
 from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.result import EvaluationResult
-from deepspec.evaluation.seeds import over_seeds, without_seeds
+from deepspec.evaluation.seeds import over_seeds, seeds_of, without_seeds
 from deepspec.reporting import words
 from deepspec.reporting.figures import Figure
 from deepspec.reporting.plots import Axis, Plot, padded, plain_number, times
@@ -83,7 +83,7 @@ def _seeds(results: Sequence[tuple[str, EvaluationResult]]) -> list[Seeds]:
             over_seeds([r.summary.speedup.value for _, r in many if r.summary.speedup.value is not None]),
         )
         for many in alike
-        if len(many) > 1
+        if len(many) > 1 and len({seeds_of(r) for _, r in many}) == len(many)
     ]
 
 

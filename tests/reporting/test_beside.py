@@ -110,6 +110,8 @@ def test_seeds_are_put_together_and_never_prompts_averaged(result: EvaluationRes
     # Student's t with 2 degrees of freedom: 4.303 · 0.2 / √3
     assert seeds.tau.high == pytest.approx(2.2 + 4.303 * 0.2 / math.sqrt(3))
     assert any("over the seeds of s0, s1, s2" in line for line in lines([group]))
+    (alone,) = grouped([("a", result), ("again", copy.deepcopy(result))])
+    assert alone.seeds == []  # one run listed twice is no second seed
     assert over_seeds([1.0]).reason and over_seeds([]).value is None
 
 
