@@ -304,6 +304,9 @@ class EvaluateConfig:
     metrics: list[str] = field(default_factory=list)
     allow_code_execution: bool = False  # run what the model wrote against a set's unit tests, confined
     code_seconds: float = 10.0  # at most so long a program
+    calibrate: bool = (
+        False  # keep temperatures for the draft's confidences in its config, for decode.schedule
+    )
     max_prompts: int = 32  # spread evenly over categories
     # K values to try before the main run; [] = none
     sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])
