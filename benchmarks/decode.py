@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from deepspec.config.app import entry
+from deepspec.config.app import command, entry
 from deepspec.config.schema import Config
 from deepspec.decoding import Engine, Request, Result
 from deepspec.decoding.batch import Batch
@@ -28,13 +28,13 @@ from deepspec.drafts.contract import Drafter, DynamicTree
 from deepspec.drafts.ngram import NgramDraft
 from deepspec.drafts.options import NgramOptions
 from deepspec.errors import UserError
-from deepspec.evaluate import prompts_of, read_source
 from deepspec.evaluation.baselines import transformers_decode
 from deepspec.evaluation.ideal import StepClock, ideal_seconds
 from deepspec.evaluation.machine import describe_machine, load_average
 from deepspec.evaluation.measure import Decode, Plan, measure
 from deepspec.evaluation.prompts import Prompt, spread
 from deepspec.evaluation.result import StepTimes
+from deepspec.evaluation.sources import prompts_of, read_source
 from deepspec.pair import find_draft, load_pair
 from deepspec.target import Target
 
@@ -49,7 +49,7 @@ def run(config: Config) -> None:
         torch.set_num_threads(config.evaluate.threads)
     load = load_average()
     found = find_draft(config)
-    source = read_source(config)
+    source = read_source(config, command("prepare"))
     pair = load_pair(config, found)
     prompts, _ = prompts_of(source, config, pair.target)
     chosen = spread(prompts, config.evaluate.max_prompts)

@@ -35,7 +35,7 @@ def check(config: Config) -> None:
     import torch
 
     from deepspec.drafts.registry import untrained_draft
-    from deepspec.evaluate import check_prompts
+    from deepspec.evaluation.sources import check_prompts
     from deepspec.training.trackers import check_installed
 
     if untrained_draft(config.draft) is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from deepspec.config.app import command
 from deepspec.config.schema import Config, Rule
 from deepspec.decoding import Engine, Request, Sampling
 from deepspec.decoding.engine import sampling_of
@@ -18,9 +19,9 @@ from deepspec.decoding.row import Row
 from deepspec.decoding.sampling import distributions
 from deepspec.decoding.trial import Trial
 from deepspec.errors import UserError
-from deepspec.evaluate import prompts_of, read_source
 from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.prompts import Prompt, spread
+from deepspec.evaluation.sources import prompts_of, read_source
 from deepspec.evaluation.ties import prove_tie
 from deepspec.evaluation.verdicts import Recorded, Test, try_rule
 from deepspec.pair import Pair, find_draft, load_pair
@@ -51,7 +52,7 @@ class Seen:
 def run(config: Config) -> list[Finding]:
     """Test the pair of the run's folder and print a verdict; `UserError` (exit status 1) where it is not lossless."""
     found = find_draft(config)
-    source = read_source(config)
+    source = read_source(config, command("prepare"))
     pair = load_pair(config, found)
     prompts, _ = prompts_of(source, config, pair.target)
     chosen = spread(prompts, config.verify.prompts)

@@ -10,7 +10,6 @@ import deepspec
 from deepspec import pipeline
 from deepspec.config.schema import Config, EvaluateConfig, Precision, TargetConfig, Tracker, TrainConfig
 from deepspec.errors import UserError
-from deepspec.evaluate import check_prompts
 
 CONFIG = Config(name="x", target=TargetConfig(name="t", path="p"))
 
@@ -21,7 +20,6 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Config]]:
     calls: list[tuple[str, Config]] = []
     for name in ("prepare", "train", "evaluate"):
         stage = ModuleType(f"deepspec.{name}")
-        vars(stage)["check_prompts"] = check_prompts
         vars(stage)["run"] = lambda config, name=name: calls.append((name, config))
         monkeypatch.setitem(sys.modules, stage.__name__, stage)
         monkeypatch.setattr(deepspec, name, stage, raising=False)

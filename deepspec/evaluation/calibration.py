@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from deepspec.artifacts import MANIFEST, SUMS, write_json
+from deepspec.artifacts import MANIFEST, SUMS, file_sha256, write_json
 from deepspec.decoding.request import Round
 from deepspec.evaluation.findings import Calibration, Reliability
 from deepspec.evaluation.result import PromptRecord
@@ -139,7 +139,7 @@ def store(folder: Path, calibration: Calibration) -> None:
     write_json(path, content | {"confidence_temperatures": known | {calibration.key: temperatures}})
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     if SUMS in manifest:
-        manifest[SUMS][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest[SUMS][path.name] = file_sha256(path)
         write_json(folder / MANIFEST, manifest)
 
 

@@ -17,7 +17,7 @@ from deepspec import evaluate as stage
 from deepspec import pair
 from deepspec.artifacts import check_whole, sums
 from deepspec.config.schema import Config
-from deepspec.evaluation import main_run
+from deepspec.evaluation import main_run, sources
 from deepspec.evaluation.journal import Decision, Journal
 from deepspec.evaluation.measure import measure
 from deepspec.evaluation.resources import measure_resources
@@ -164,7 +164,7 @@ def test_two_processes_count_as_one(quick: Config, trained: Path) -> None:
 def test_a_second_turn_follows_the_plain_answer(
     quick: Config, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    monkeypatch.setattr(sources, "ChatTemplate", Template)
     monkeypatch.setattr(main_run.MainRun, "_text", lambda self, ids: "".join(chr(97 + t % 26) for t in ids))
     file = tmp_path / "question.jsonl"
     rows = [

@@ -11,6 +11,7 @@ from deepspec import evaluate as stage
 from deepspec.artifacts import sums
 from deepspec.config.schema import Config
 from deepspec.errors import UserError
+from deepspec.evaluation import sources
 from deepspec.evaluation.result import load_result
 from deepspec.target import Target
 from tests.evaluation.tiny import Template
@@ -80,7 +81,7 @@ def test_data_the_draft_was_not_trained_on_is_refused(
     config.evaluate.prompts = str(tmp_path / "own.txt")  # prompts of one's own need no data
     config.evaluate.baselines, config.evaluate.sweep = False, []
     Path(config.evaluate.prompts).write_text("Why?\n", encoding="utf-8")
-    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    monkeypatch.setattr(sources, "ChatTemplate", Template)
     assert stage.run(config).is_file()
 
 
@@ -135,7 +136,7 @@ def test_a_users_own_prompts(
         {"prompt": "Long" * 99},
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    monkeypatch.setattr(sources, "ChatTemplate", Template)
     stage.run(config)
     result = load_result(trained / "evaluation" / "result.json")
     assert result.conditions.prompt_source == "own.jsonl"
@@ -172,7 +173,7 @@ def test_answers_are_scored_both_ways_against_references(
     config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A task's own file: the prompts are its questions, and every score can be computed again by hand."""
-    monkeypatch.setattr(stage, "ChatTemplate", Template)
+    monkeypatch.setattr(sources, "ChatTemplate", Template)
     rows = [
         {"question": f"What is {n} + 2?", "answer": f"{n} + 2 = <<{n}+2>>{n + 2}\n#### {n + 2}"}
         for n in range(9)

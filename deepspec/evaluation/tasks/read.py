@@ -1,7 +1,6 @@
 """Where a set's rows are found: a file that was named, an installed package, or (only if asked) the Hub."""
 
 import gzip
-import hashlib
 import importlib.util
 import json
 import os
@@ -9,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from deepspec.artifacts import file_sha256
 from deepspec.data.conversation import BadRow, Tally
 from deepspec.data.prompts import read_prompts
 from deepspec.errors import UserError
@@ -62,14 +62,14 @@ def _read(name: str, files: Mapping[str, str], hub: bool) -> tuple[list[Item], S
         return _prompts_file(Path(name))
     if name in files:
         path = Path(files[name])
-        return _items(kind, rows_of(path), Source(name, str(path), _sha256(path), 0, kind.note))
+        return _items(kind, rows_of(path), Source(name, str(path), file_sha256(path), 0, kind.note))
     for package in kind.packages:
         found = find_in_package(package)
         if found is not None:
             version = metadata.version(package.distribution)
             note = "; ".join(part for part in (package.note, kind.note) if part)
             place = f"package {package.distribution} {version}, {package.module}/{package.path}"
-            return _items(kind, rows_of(found), Source(name, place, _sha256(found), 0, note))
+            return _items(kind, rows_of(found), Source(name, place, file_sha256(found), 0, note))
     if hub and kind.hub is not None:
         rows, revision = _from_hub(kind.hub)
         return _items(kind, rows, Source(name, f"Hub {kind.hub.repository}", revision, 0, kind.note))
@@ -175,7 +175,7 @@ def _prompts_file(path: Path) -> tuple[list[Item], Source]:
         items.append(Item(f"{path.stem}/{conversation.id}", category, texts, references, None, system))
     left_out = sum(tally.counts.values())
     note = f"{left_out} lines left out" if left_out else ""
-    return items, Source(str(path), str(path), _sha256(path), len(items), note)
+    return items, Source(str(path), str(path), file_sha256(path), len(items), note)
 
 
 def _from_hub(hub: HubSet) -> tuple[list[Row], str]:
@@ -195,7 +195,3 @@ def _from_hub(hub: HubSet) -> tuple[list[Row], str]:
             f"{hub.repository} on the Hub: {type(error).__name__}: {str(error)[:200]}"
         ) from error
     return [dict(row) for row in rows], revision
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
