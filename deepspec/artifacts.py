@@ -51,18 +51,19 @@ def plain(value: Any) -> Any:
 
 def differences(before: Any, now: Any, most: int = 5) -> str:
     """What two contents differ in, by dotted key: `data.seed was 0, is 1; …`; empty if in nothing."""
-    old, new = _flat(before), _flat(now)
+    old, new = flat(before), flat(now)
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     shown = [f"{key} was {old.get(key, 'not set')!r}, is {new.get(key, 'not set')!r}" for key in keys[:most]]
     return "; ".join(shown) + (f" and {len(keys) - most} more" if len(keys) > most else "")
 
 
-def _flat(content: Any, key: str = "") -> dict[str, Any]:
+def flat(content: Any, key: str = "") -> dict[str, Any]:
+    """Values by dotted key."""
     if not isinstance(content, Mapping):
         return {key: list(content) if isinstance(content, tuple) else content}
     found: dict[str, Any] = {}
     for name, value in content.items():
-        found |= _flat(value, f"{key}.{name}" if key else str(name))
+        found |= flat(value, f"{key}.{name}" if key else str(name))
     return found
 
 

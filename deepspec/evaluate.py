@@ -20,7 +20,7 @@ from deepspec.evaluation.fit import check_inputs
 from deepspec.evaluation.identity import already_measured, is_the_same, made_of, settings_of
 from deepspec.evaluation.journal import Journal
 from deepspec.evaluation.result import EvaluationResult, save_result
-from deepspec.evaluation.run import Papers, Subject, evaluate
+from deepspec.evaluation.run import evaluate
 from deepspec.evaluation.sharing import Shared, sharing
 from deepspec.evaluation.sources import (
     check_prompts,
@@ -30,6 +30,7 @@ from deepspec.evaluation.sources import (
     task_warnings,
     template_of,
 )
+from deepspec.evaluation.subject import Papers, Subject
 from deepspec.evaluation.turns import following
 from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
@@ -86,7 +87,8 @@ def _run(config: Config, shared: Shared) -> Path:
         excluded=excluded,
         warnings=[*pair.warnings, *task_warnings(source)],
         sources=source.sets,
-        longest_row=config.data.max_length if found.ready is None else None,
+        # what an imported draft was trained on is not known
+        longest_row=None if found.ready or "imported" in manifest else config.data.max_length,
         load_draft_seconds=pair.load_draft_seconds,
         checks=checks_of(source.items),
     )
@@ -128,7 +130,7 @@ def _finish_again(result: EvaluationResult, path: Path, shared: Shared) -> Path:
 
 def _finish(result: EvaluationResult, path: Path) -> Path:
     """Write the report, print warnings and the three lines, and stop if decoding was not lossless."""
-    report = write_report(result, path.with_name("report.html"))
+    report = write_report(result, path)
     print("\n".join([*summary_lines(result), f"report    {report}"]), flush=True)
     unproven = result.summary.equality.unproven
     if unproven:

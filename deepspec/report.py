@@ -40,8 +40,7 @@ def report(path: Path | None) -> Path:
     """Write the report beside its result file (`result.json` → `report.html`, `x.json` → `x.html`)."""
     file = find_result(path)
     result = load_result(file)
-    page = file.with_name("report.html") if file.name == "result.json" else file.with_suffix(".html")
-    write_report(result, page)
+    page = write_report(result, file)
     print("\n".join([*summary_lines(result), f"report    {page}"]))
     return page
 
@@ -91,7 +90,8 @@ def make_sheet(path: Path | None, number: int) -> Path:
 def read_sheets(path: Path | None, sheets: Sequence[Path]) -> review.Verdict:
     """What people wrote into sheets of this result."""
     result = load_result(find_result(path))
-    verdict = review.judge(review.pairs(result, len(result.records)), [review.read_sheet(s) for s in sheets])
+    found = review.pairs(result, len(result.records))
+    verdict = review.judge(found, [review.read_sheet(sheet, found) for sheet in sheets])
     print("\n".join(review.lines(verdict)))
     return verdict
 

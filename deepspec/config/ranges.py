@@ -99,6 +99,7 @@ BOUNDS: dict[str, Bound] = {
     "evaluate.max_prompts": AT_LEAST_1,
     "evaluate.code_seconds": POSITIVE,
     "evaluate.sweep": AT_LEAST_1,
+    "evaluate.batch_sizes": AT_LEAST_1,
     "evaluate.sweep_prompts": AT_LEAST_0,
     "evaluate.repeats": AT_LEAST_1,
     "evaluate.warmup_prompts": AT_LEAST_0,

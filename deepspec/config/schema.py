@@ -312,6 +312,8 @@ class EvaluateConfig:
     sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])
     sweep_prompts: int = 8
     repeats: int = 1  # plain and speculative runs of every prompt, alternating
+    # numbers of requests at once whose tokens a second, per stream and in total, are measured too; [] = none
+    batch_sizes: list[int] = field(default_factory=list)
     warmup_prompts: int = 1  # decoded both ways and not counted
     bootstrap: int = 2000  # resamples of the 95% intervals
     baselines: bool = True  # also time transformers' own generate and the other dtype, for the headline

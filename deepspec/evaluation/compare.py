@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-import numpy as np
-
 from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.result import EvaluationResult, PromptRecord
-from deepspec.evaluation.statistics import Bootstrap, Column
+from deepspec.evaluation.statistics import Bootstrap, Column, t_quantile
+from deepspec.evaluation.summary import Decodings, column, plain_of, speculative_of, totals
 
 SMALLEST = 0.01  # the relative difference that "how many prompts" asks for
 POWER = 0.8
@@ -92,8 +91,8 @@ def compare(
     theirs = sorted(b.records, key=lambda r: order[r.id, r.prompt])
     pairs = _Pairs(a.records, theirs, Bootstrap(len(a.records), resamples, seed))
     found = [
-        pairs.difference("tokens a round (τ)", _committed, _rounds),
-        pairs.difference("acceptance at position 1", _first_hits, _first_tries),
+        pairs.difference("tokens a round (τ)", _rounds),
+        pairs.difference("acceptance at position 1", _first),
     ]
     if time_incomparable(a, b):
         return found
@@ -102,11 +101,10 @@ def compare(
     return [
         *found,
         pairs.speedup(),
-        pairs.difference("speculative seconds a token", _seconds(_speculative), _tokens(_speculative)),
+        pairs.difference("speculative seconds a token", _seconds(speculative_of)),
         pairs.difference(
             "plain seconds a token",
-            _seconds(_plain),
-            _tokens(_plain),
+            _seconds(plain_of),
             note="of one decoder: a difference is the machine's, not the draft's",
         ),
     ]
@@ -118,18 +116,14 @@ class _Pairs:
     b: Sequence[PromptRecord]
     boot: Bootstrap
 
-    def difference(self, name: str, top: "Of", bottom: "Of", note: str = "") -> Difference:
-        """Of a ratio of totals, top ÷ bottom."""
-        columns = [_column(of, side) for side in (self.a, self.b) for of in (top, bottom)]
-        return self._made(name, lambda s, t: s / t, columns[:2], columns[2:], note)
+    def difference(self, name: str, parts: "Parts", note: str = "") -> Difference:
+        """Of a ratio of totals, the first of the parts ÷ the second."""
+        return self._made(name, lambda s, t: s / t, parts(self.a), parts(self.b), note)
 
     def speedup(self) -> Difference:
         """Against plain decoding by the same loop, each result's own."""
-        parts = (_seconds(_plain), _tokens(_plain), _seconds(_speculative), _tokens(_speculative))
-        columns = [[_column(of, side) for of in parts] for side in (self.a, self.b)]
-        return self._made(
-            "speedup, same loop", lambda s, t, u, v: (s / t) / (u / v), columns[0], columns[1], ""
-        )
+        a, b = ([*_seconds(plain_of)(side), *_seconds(speculative_of)(side)] for side in (self.a, self.b))
+        return self._made("speedup, same loop", lambda s, t, u, v: (s / t) / (u / v), a, b, "")
 
     def _made(
         self, name: str, formula: Callable[..., Column], a: list[Column], b: list[Column], note: str
@@ -147,54 +141,39 @@ class _Pairs:
 
 
 def prompts_needed(ratio: Metric, smallest: float = SMALLEST, power: float = POWER) -> int | None:
-    """How many prompts it would take to see a relative difference of `smallest` at 5%, two-sided.
+    """How many prompts it would take to see a difference of `smallest`, relative to a, at 5%, two-sided.
 
-    The standard error is read from the ratio's 95% interval and shrinks with the root of the prompts.
+    The standard error is read from the ratio's 95% interval, whose half width is Student's quantile times it
+    (`statistics.stretch`), and shrinks with the root of the prompts.
     """
-    if ratio.low is None or ratio.high is None:
+    if not ratio.value or ratio.low is None or ratio.high is None:
         return None
     normal = NormalDist()
-    error = (ratio.high - ratio.low) / (2 * normal.inv_cdf(0.975))
+    error = (ratio.high - ratio.low) / (2 * t_quantile(ratio.prompts - 1)) / ratio.value
     if error == 0:
         return None
     wanted = smallest / (normal.inv_cdf(0.975) + normal.inv_cdf(power))
     return max(2, math.ceil(ratio.prompts * (error / wanted) ** 2))
 
 
-Of = Callable[[PromptRecord], float]
+Parts = Callable[[Sequence[PromptRecord]], list[Column]]
 
 
-def _column(of: Of, records: Sequence[PromptRecord]) -> Column:
-    return np.array([of(record) for record in records], dtype=np.float64)
+def _rounds(records: Sequence[PromptRecord]) -> list[Column]:
+    """Tokens committed in rounds, and rounds."""
+    rounds = [[r for d in record.speculative for r in d.rounds] for record in records]
+    return [column(sum(r.committed for r in many) for many in rounds), column(len(many) for many in rounds)]
 
 
-def _rounds(record: PromptRecord) -> float:
-    return sum(len(d.rounds) for d in record.speculative)
+def _first(records: Sequence[PromptRecord]) -> list[Column]:
+    """Rounds that accepted their first drafted token, and rounds that verified one."""
+    rounds = [[r for d in record.speculative for r in d.rounds] for record in records]
+    return [
+        column(sum(getattr(r, what) >= 1 for r in many) for many in rounds)
+        for what in ("accepted", "verified")
+    ]
 
 
-def _committed(record: PromptRecord) -> float:
-    return sum(r.committed for d in record.speculative for r in d.rounds)
-
-
-def _first_tries(record: PromptRecord) -> float:
-    return sum(r.verified >= 1 for d in record.speculative for r in d.rounds)
-
-
-def _first_hits(record: PromptRecord) -> float:
-    return sum(r.accepted >= 1 for d in record.speculative for r in d.rounds)
-
-
-def _plain(record: PromptRecord) -> list:
-    return record.plain
-
-
-def _speculative(record: PromptRecord) -> list:
-    return record.speculative
-
-
-def _seconds(of: Callable[[PromptRecord], list]) -> Of:
-    return lambda record: sum(d.decode_seconds for d in of(record))
-
-
-def _tokens(of: Callable[[PromptRecord], list]) -> Of:
-    return lambda record: sum(max(len(d.tokens) - 1, 0) for d in of(record))
+def _seconds(of: Decodings) -> Parts:
+    """Decode seconds, and the tokens they made."""
+    return lambda records: list(totals(records, of, prefill=False))

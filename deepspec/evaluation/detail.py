@@ -1,7 +1,7 @@
 """Acceptance in detail, from the records alone (definitions: `deepspec.evaluation.findings.Detail`)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from deepspec.evaluation.findings import Detail, Group, TokenGroup
 from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.result import Decoding, PromptRecord
 from deepspec.evaluation.statistics import Bootstrap, Column
-from deepspec.evaluation.summary import NO_ROUNDS, same_loop_speedup
+from deepspec.evaluation.summary import NO_ROUNDS, acceptance_by_position, column, same_loop_speedup
 
 BUCKETS = ((256, "below 256 tokens"), (1025, "256 to 1,024 tokens"))
 LONGEST = "above 1,024 tokens"
@@ -28,10 +28,10 @@ def acceptance_detail(records: Sequence[PromptRecord], resamples: int = 2000, se
     boot = Bootstrap(len(records), resamples, seed)
     rounds = [[r for d in record.speculative for r in d.rounds] for record in records]
     every = [r for many in rounds for r in many]
-    verified = _column(sum(r.verified for r in many) for many in rounds)
-    accepted = _column(sum(r.accepted for r in many) for many in rounds)
-    judged = _column(sum(r.verified > 0 for r in many) for many in rounds)
-    rejected = _column(sum(r.accepted < r.verified for r in many) for many in rounds)
+    verified = column(sum(r.verified for r in many) for many in rounds)
+    accepted = column(sum(r.accepted for r in many) for many in rounds)
+    judged = column(sum(r.verified > 0 for r in many) for many in rounds)
+    rejected = column(sum(r.accepted < r.verified for r in many) for many in rounds)
     counts = np.bincount([r.accepted for r in every]).tolist() if every else []
 
     def share(hits: Column, of: Column) -> Metric:
@@ -113,8 +113,8 @@ def _group(
     boot: Bootstrap,
     records: Sequence[PromptRecord] | None = None,
 ) -> Group:
-    number = _column(len(many) for many in rounds)
-    committed = _column(sum(r.committed for r in many) for many in rounds)
+    number = column(len(many) for many in rounds)
+    committed = column(sum(r.committed for r in many) for many in rounds)
     return Group(
         kind,
         name,
@@ -122,6 +122,7 @@ def _group(
         rounds=int(number.sum()),
         tau=boot.ratio(lambda tokens, n: tokens / n, committed, number, reason=NO_ROUNDS),
         speedup=None if records is None else same_loop_speedup(boot, records),
+        acceptance=acceptance_by_position(boot, rounds),
     )
 
 
@@ -174,7 +175,3 @@ def _token_groups(
         for group, name in names.items()
         if tried[group].any()
     ]
-
-
-def _column(values: Iterable[float]) -> Column:
-    return np.fromiter(values, dtype=np.float64)

@@ -1,9 +1,21 @@
 """What an evaluation finds beside speed: acceptance in detail, memory, calibration. Parts of the result
 file; every one can be absent."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deepspec.evaluation.metric import Metric
+
+
+@dataclass
+class Acceptance:
+    """Acceptance at position k (1-based), n = accepted length of a round.
+
+    conditional: P(n ≥ k | n ≥ k−1, k verified). unconditional: P(n ≥ k | k verified).
+    """
+
+    position: int
+    conditional: Metric
+    unconditional: Metric
 
 
 @dataclass
@@ -16,6 +28,7 @@ class Group:
     rounds: int
     tau: Metric
     speedup: Metric | None = None  # against plain decoding by the same loop; null for parts of answers
+    acceptance: list[Acceptance] = field(default_factory=list)
 
 
 @dataclass
@@ -50,13 +63,49 @@ class Detail:
 
 @dataclass
 class Resources:
-    """Memory and start. Peaks are those of one more decoding of the longest prompt each way, not timed."""
+    """Memory, use of the processors, and start: of one more decoding of the longest prompt each way, not timed.
+
+    cpu_*: logical cores that were at work, of this process and all others (psutil). gpu_*: mean share of the time
+    in which the device ran a kernel, 0 to 1 (NVML); null without a GPU or without nvidia-ml-py.
+    """
 
     kind: str  # "device" or "process": whose memory
     peak_plain: int | None  # bytes, the draft's weights subtracted
     peak_speculative: int | None
     draft_weights: int  # bytes
     load_draft_seconds: float | None  # cold start of the draft
+    cpu_plain: float | None = None
+    cpu_speculative: float | None = None
+    gpu_plain: float | None = None
+    gpu_speculative: float | None = None
+
+
+@dataclass
+class Throughput:
+    """Tokens a second with several requests at once. total: of all of them, prefill included. stream: of a request
+    while it is decoded, the median; null where no answer has a second token."""
+
+    total: float
+    stream: float | None
+
+
+@dataclass
+class Batched:
+    """At most `size` requests at once. Without intervals: requests that share steps are not independent.
+
+    equal: of the `answers`, those that are the same tokens both ways (batches of other shapes round otherwise).
+    """
+
+    size: int
+    answers: int
+    plain: Throughput
+    speculative: Throughput
+    equal: int
+
+    @property
+    def speedup(self) -> float:
+        """Of all tokens together."""
+        return self.speculative.total / self.plain.total
 
 
 @dataclass

@@ -28,7 +28,12 @@ def made_of(config: Config, manifest: dict[str, Any], source: PromptSource) -> d
         },
         "target": _how(plain(config.target)),
         "decode": plain(config.decode),
-        "evaluate": {key: value for key, value in plain(config.evaluate).items() if key != "prompts"},
+        "evaluate": {
+            key: value
+            for key, value in plain(config.evaluate).items()
+            # without batches it is the same measurement as before there were any
+            if key != "prompts" and (key != "batch_sizes" or value)
+        },
         "prompts": made_of_prompts(config, source),
         "metrics": [file_sha256(metric_path(name)) for name in config.evaluate.metrics],
         "system": config.data.system,

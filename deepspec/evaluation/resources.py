@@ -1,4 +1,4 @@
-"""How much memory decoding takes with the draft and without it."""
+"""How much memory decoding takes with the draft and without it, and how busy it keeps the processors."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,18 +10,29 @@ import torch
 from torch import nn
 
 from deepspec.evaluation.findings import Resources
+from deepspec.evaluation.machine import CpuTimes
 
-EVERY = 0.01  # seconds between two looks at the process' memory
+EVERY = 0.01  # seconds between two looks
 
 
-class Peak:
-    """`bytes`: the most memory in use since the block began, of the device, or of the process on a CPU."""
+class Use:
+    """What a block used. bytes: the most memory, of the device, or of the process on a CPU. cores: processors at
+    work, on average. gpu: the device's mean utilisation (NVML), None where it cannot be read."""
 
-    def __init__(self) -> None:
-        self.bytes, self.stopped, self.process = 0, threading.Event(), psutil.Process()
+    def __init__(self, device: torch.device) -> None:
+        self.bytes, self.cores, self.gpu = 0, 0.0, None if device.type != "cuda" else 0.0
+        self.device, self.stopped, self.process = device, threading.Event(), psutil.Process()
+        self.readings: list[float] = []
 
     def look(self) -> None:
-        self.bytes = max(self.bytes, self.process.memory_info().rss)
+        """Once at whatever has no counter of its own."""
+        if self.device.type != "cuda":
+            self.bytes = max(self.bytes, self.process.memory_info().rss)
+        elif self.gpu is not None:
+            try:
+                self.readings.append(torch.cuda.utilization(self.device) / 100)
+            except (ModuleNotFoundError, RuntimeError):  # no nvidia-ml-py, or no permission
+                self.gpu = None
 
     def watch(self) -> None:
         while not self.stopped.wait(EVERY):
@@ -29,23 +40,26 @@ class Peak:
 
 
 @contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
+def watched(device: torch.device) -> Iterator[Use]:
     """Around a decoding."""
-    peak = Peak()
+    use, before = Use(device), CpuTimes.now()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        yield peak
-        peak.bytes = torch.cuda.max_memory_allocated(device)
-        return
-    peak.look()
-    watcher = threading.Thread(target=peak.watch, daemon=True)
+    use.look()
+    watcher = threading.Thread(target=use.watch, daemon=True)
     watcher.start()
     try:
-        yield peak
+        yield use
     finally:
-        peak.look()
-        peak.stopped.set()
+        use.look()
+        use.stopped.set()
         watcher.join()
+    after = CpuTimes.now()
+    use.cores = (after.busy - before.busy) / max(after.wall - before.wall, 1e-9)
+    if device.type == "cuda":
+        use.bytes = torch.cuda.max_memory_allocated(device)
+    if use.gpu is not None:
+        use.gpu = sum(use.readings) / len(use.readings)
 
 
 def measure_resources(
@@ -55,11 +69,11 @@ def measure_resources(
     speculative: Callable[[], object],
     load_draft_seconds: float | None,
 ) -> Resources:
-    """Peaks of one decoding each way. The draft's weights, loaded both times, are subtracted from plain's."""
+    """Of one decoding each way. The draft's weights, loaded both times, are subtracted from plain's peak."""
     weights = weights_of(draft)
-    with peak_memory(device) as without:
+    with watched(device) as without:
         plain()
-    with peak_memory(device) as with_draft:
+    with watched(device) as with_draft:
         speculative()
     return Resources(
         kind="device" if device.type == "cuda" else "process",
@@ -67,6 +81,10 @@ def measure_resources(
         peak_speculative=with_draft.bytes,
         draft_weights=weights,
         load_draft_seconds=load_draft_seconds,
+        cpu_plain=round(without.cores, 2),
+        cpu_speculative=round(with_draft.cores, 2),
+        gpu_plain=without.gpu,
+        gpu_speculative=with_draft.gpu,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from deepspec.decoding.request import Round
 from deepspec.errors import UserError
-from deepspec.evaluation.findings import Calibration, Detail, Resources
+from deepspec.evaluation.findings import Acceptance, Batched, Calibration, Detail, Resources
 from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.quality.findings import Quality
 from deepspec.evaluation.tasks.item import Source
@@ -176,18 +176,6 @@ class Conditions:
 
 
 @dataclass
-class Acceptance:
-    """Acceptance at position k (1-based), n = accepted length of a round.
-
-    conditional: P(n ≥ k | n ≥ k−1, k verified). unconditional: P(n ≥ k | k verified).
-    """
-
-    position: int
-    conditional: Metric
-    unconditional: Metric
-
-
-@dataclass
 class Latency:
     """Seconds over prompts (mean of a prompt's repeats), at the median, 90th, 95th and 99th percentile."""
 
@@ -271,6 +259,7 @@ class EvaluationResult:
     detail: Detail | None = None
     resources: Resources | None = None
     calibration: Calibration | None = None
+    batches: list[Batched] = field(default_factory=list)  # several requests at once, where that was asked for
 
 
 def save_result(result: EvaluationResult, path: Path) -> None:

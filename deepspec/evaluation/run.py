@@ -1,92 +1,38 @@
-"""One evaluation from beginning to end: sweep over K, baselines, the main run, the numbers."""
+"""One evaluation from beginning to end: what is decided first, the main run, the numbers."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import psutil
 import torch
 from tqdm import tqdm
 
-from deepspec.config.schema import Config, DecodeConfig
-from deepspec.decoding import Engine
+from deepspec.config.schema import Config
 from deepspec.decoding.engine import calibration_key, sampling_of, schedule_of, tree_of
-from deepspec.decoding.request import Request, Result
 from deepspec.decoding.scheduler import Schedule
-from deepspec.decoding.trees import longest_path, size_of
-from deepspec.drafts.contract import Drafter
+from deepspec.decoding.trees import longest_path
 from deepspec.errors import UserError
-from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines, transformers_decode
+from deepspec.evaluation.batches import measure_batches
 from deepspec.evaluation.calibration import calibrate
+from deepspec.evaluation.choosing import BASELINE_DTYPES, BASELINE_PROMPTS, Chooser
+from deepspec.evaluation.conditions import conditions_of, judge_headline, warnings_of
 from deepspec.evaluation.detail import acceptance_detail
 from deepspec.evaluation.findings import Calibration, Resources
 from deepspec.evaluation.journal import Decision, Journal
-from deepspec.evaluation.machine import NoiseMeter, describe_machine, load_average
+from deepspec.evaluation.machine import NoiseMeter, load_average
 from deepspec.evaluation.main_run import MainRun
-from deepspec.evaluation.measure import (
-    FASTEST,
-    PLAIN,
-    SPECULATIVE,
-    Decode,
-    Hooks,
-    Plan,
-    decodings_of,
-    measure,
-    records,
-)
+from deepspec.evaluation.measure import FASTEST, PLAIN, SPECULATIVE, Decode, Hooks, Plan, decodings_of
 from deepspec.evaluation.prompts import Prompt, choose
 from deepspec.evaluation.quality.findings import Quality
 from deepspec.evaluation.quality.score import QualityPlan, judge
 from deepspec.evaluation.resources import measure_resources
-from deepspec.evaluation.result import (
-    SCHEMA_VERSION,
-    Baseline,
-    Conditions,
-    EvaluationResult,
-    PromptRecord,
-    SweepPoint,
-)
-from deepspec.evaluation.statistics import null
-from deepspec.evaluation.summary import seconds_a_token, summarise, summarise_result
-from deepspec.evaluation.tasks.item import Check, Source
-from deepspec.evaluation.turns import Following
-from deepspec.target import Target
-
-BASELINE_PROMPTS = 4  # enough, with so many tokens each, to tell which plain decoding is the fastest;
-BASELINE_TOKENS = 32  # the main run then measures it properly
-BASELINE_DTYPES = ("float32", "bfloat16")
-
-
-@dataclass
-class Subject:
-    """What is evaluated. `load_as`: the same target's weights in another dtype, for the baselines. `following`: the
-    prompt of a conversation's next turn."""
-
-    target: Target
-    draft: Drafter
-    load_as: Callable[[str], Target]
-    following: Following = lambda prompt, answer: None
-
-
-@dataclass
-class Papers:
-    """What the result file says about where everything comes from."""
-
-    command: str
-    fingerprint: str
-    settings: dict[str, Any]
-    draft: dict[str, Any]
-    training: list[dict[str, Any]]
-    prompt_source: str
-    excluded: dict[str, int]
-    warnings: list[str]
-    sources: list[Source] = field(default_factory=list)
-    longest_row: int | None = None  # tokens of the longest row the draft was trained on
-    load_draft_seconds: float | None = None
-    checks: dict[str, Check] = field(default_factory=dict)  # of prompts by id: how an answer is judged
+from deepspec.evaluation.result import SCHEMA_VERSION, EvaluationResult, PromptRecord
+from deepspec.evaluation.subject import Papers, Subject
+from deepspec.evaluation.summary import summaries
+from deepspec.evaluation.ways import plain_way, speculative_way
 
 
 def evaluate(
@@ -121,6 +67,8 @@ class _Evaluation:
         settings, decode = config.evaluate, config.decode
         if settings.threads > 0:
             torch.set_num_threads(settings.threads)
+        if any(size > 1 for size in settings.batch_sizes):
+            self.target.require("ragged")  # said now and not at the end
         self.main, self.sweep, self.overlap = choose(prompts, settings.max_prompts, settings.sweep_prompts)
         self.tree = tree_of(decode)
         # an answer's first token is the prefill's, and the round that ends it commits one of the target's own
@@ -128,7 +76,6 @@ class _Evaluation:
         chains = self.sweep and self.tree is None
         self.ks = sorted({min(k, longest) for k in settings.sweep}) if chains else []
         self.k = min(decode.k, longest) if self.tree is None else longest_path(self.tree)
-        self.dtype = str(self.target.dtype).removeprefix("torch.")
         self.plan = Plan(
             max_new_tokens=decode.max_new_tokens,
             eos=self.target.eos,
@@ -141,18 +88,31 @@ class _Evaluation:
         self.once = replace(self.plan, repeats=1, warmup=min(1, settings.warmup_prompts))
         self.meter = NoiseMeter()
         self.load_before = load_average()
-        self.fastest: Decode | None = None
 
     def result(self) -> EvaluationResult | None:
         with self._progress() as self.bar:
-            decision = self._decision()
+            decision, fastest = self._decision()
             self._free_memory()
-            records = self._main()
+            records = self._main(fastest)
         if self.journal.rank:
             return None
-        sweep, baselines = decision.sweep, decision.baselines
-        self._judge_headline(records, baselines)
-        result = EvaluationResult(
+        baselines, steps = decision.baselines, self.run.steps.result()
+        judge_headline(records, baselines, self.subject.dtype)
+        conditions = conditions_of(
+            self.config,
+            self.target,
+            self.papers,
+            next(baseline for baseline in baselines if baseline.chosen),
+            self.meter.verdict(records),
+            k=self.k,
+            load_before=self.load_before,
+            sweep=(len(self.sweep), self.overlap) if self.ks else (0, 0),
+            processes=self.journal.processes,
+            resumed=self.run.resumed,
+        )
+        summary, categories = summaries(records, conditions, steps)
+        asked = self.config.decode.tree.value
+        return EvaluationResult(
             schema_version=SCHEMA_VERSION,
             name=self.config.name,
             command=self.papers.command,
@@ -161,13 +121,16 @@ class _Evaluation:
             settings=self._settings(),
             target=self.target.identity(),
             draft=self.papers.draft,
-            conditions=self._conditions(records, baselines),
+            conditions=conditions,
             baselines=baselines,
-            sweep=sweep,
-            step_times=self.run.steps.result(),
-            summary=summarise([], resamples=100),
-            categories={},
-            warnings=[*self.papers.warnings, *self._warnings(records)],
+            sweep=decision.sweep,
+            step_times=steps,
+            summary=summary,
+            categories=categories,
+            warnings=[
+                *self.papers.warnings,
+                *warnings_of(records, self.papers.longest_row, self.tree, asked, self.k),
+            ],
             training=self.papers.training,
             records=records,
             sources=self.papers.sources,
@@ -175,13 +138,22 @@ class _Evaluation:
             detail=acceptance_detail(records, self.config.evaluate.bootstrap, self.plan.seed),
             resources=self._resources(),
             calibration=self._calibration(records),
+            batches=measure_batches(
+                self.target,
+                self.draft,
+                self.config.decode,
+                self.k,
+                self.main,
+                self.plan,
+                self.config.evaluate.batch_sizes,
+            ),
         )
-        result.summary, result.categories = summarise_result(result)
-        return result
 
     @contextmanager
     def _progress(self) -> Iterator[tqdm]:
-        baseline_ways = 2 * len({self.dtype, *BASELINE_DTYPES}) if self.config.evaluate.baselines else 0
+        baseline_ways = (
+            2 * len({self.subject.dtype, *BASELINE_DTYPES}) if self.config.evaluate.baselines else 0
+        )
         total = decodings_of(len(self.sweep), len(self.ks) + 1, self.once) if self.ks else 0
         total += decodings_of(len(self._baseline_prompts()), baseline_ways, self.once)
         total += decodings_of(len(self.main), 3 if self.config.evaluate.baselines else 2, self.plan)
@@ -189,21 +161,29 @@ class _Evaluation:
         with tqdm(total=total, unit="answer", smoothing=0.1, dynamic_ncols=True, disable=quiet) as bar:
             yield bar
 
-    def _hooks(self, words: str, metered: bool = False) -> Hooks:
+    def _hooks(self, words: str) -> Hooks:
         self.bar.set_description(words)
-        hooks = Hooks(progress=lambda: _advance(self.bar))
-        return replace(hooks, meter=self.meter) if metered else hooks
+        return Hooks(progress=lambda: _advance(self.bar))
 
-    def _speculative(self, k: int) -> Decode:
-        return _decode(Engine.configured(self.target, self.draft, self.config.decode, k))
+    def _baseline_prompts(self) -> list[Prompt]:
+        return (self.sweep or self.main)[:BASELINE_PROMPTS]
 
-    def _decision(self) -> Decision:
-        """K and the fastest plain decoding: found once, by the first process, and kept for whoever goes on."""
-        decision = self.journal.decision()
+    def _decision(self) -> tuple[Decision, Decode | None]:
+        """K and the fastest plain decoding (None: our loop as it stands): found once, by the first process, and kept
+        for whoever goes on."""
+        decision, fastest = self.journal.decision(), None
         if decision is None and not self.journal.rank:
-            sweep = self._sweep()
-            baselines, fastest = self._baselines()
-            decision = Decision(self.k, sweep, baselines, fastest)
+            chooser = Chooser(
+                self.config,
+                self.subject,
+                self.k,
+                self.ks,
+                self.sweep,
+                self._baseline_prompts(),
+                self.once,
+                self._hooks,
+            )
+            decision, fastest = chooser.decide()
             self.journal.decide(decision)
         self.wait()
         decision = decision or self.journal.decision()
@@ -213,109 +193,26 @@ class _Evaluation:
                 "that all of them see."
             )
         self.k = decision.k
-        if decision.fastest is not None and self.fastest is None:
+        if decision.fastest is None:
+            self.bar.total -= decodings_of(len(self.main), 1, self.plan) * self.config.evaluate.baselines
+        elif fastest is None:
             decoder, dtype = decision.fastest
-            self.fastest = _way(decoder, self.target if dtype == self.dtype else self.subject.load_as(dtype))
-        return decision
+            same = dtype == self.subject.dtype
+            fastest = plain_way(self.target if same else self.subject.load_as(dtype), decoder)
+        return decision, fastest
 
-    def _sweep(self) -> list[SweepPoint]:
-        """Try every K on a few prompts, all interleaved with plain decoding; keep the fastest."""
-        if not self.ks:
-            return []
-        arms = {PLAIN: _decode(Engine(self.target)), **{str(k): self._speculative(k) for k in self.ks}}
-        results = measure(self.sweep, arms, self.once, self._hooks("choosing K"))
-        points = []
-        for k in self.ks:
-            pair = {PLAIN: results[PLAIN], SPECULATIVE: results[str(k)]}
-            summary = summarise(
-                records(self.sweep, pair, lambda _: "", None),
-                resamples=self.config.evaluate.bootstrap,
-                seed=self.plan.seed,
-            )
-            points.append(SweepPoint(k, summary.tau, summary.speedup_same_loop, chosen=False))
-        best = max(points, key=lambda point: point.speedup.value or 0.0)
-        best.chosen = True
-        self.k = best.k
-        return points
-
-    def _baseline_prompts(self) -> list[Prompt]:
-        return (self.sweep or self.main)[:BASELINE_PROMPTS]
-
-    def _baselines(self) -> tuple[list[Baseline], list[str] | None]:
-        """Find the fastest plain decoding; when it is not ours, it (decoder, dtype) joins the main run as a third
-        way."""
-        if not self.config.evaluate.baselines:
-            return [Baseline(OURS, self.dtype, null("evaluate.baselines=false"), chosen=True)], None
-        targets = {self.dtype: self.target}
-        failed: dict[tuple[str, str], str] = {}
-        for dtype in BASELINE_DTYPES:
-            if dtype not in targets:
-                if short := _too_little_memory(self.target, dtype):
-                    failed |= dict.fromkeys([(OURS, dtype), (TRANSFORMERS, dtype)], short)
-                    continue
-                try:
-                    targets[dtype] = self.subject.load_as(dtype)
-                except (UserError, MemoryError, torch.OutOfMemoryError) as error:
-                    failed |= dict.fromkeys([(OURS, dtype), (TRANSFORMERS, dtype)], f"not timed: {error}")
-        ways: dict[tuple[str, str], Decode] = {}
-        for dtype, target in targets.items():
-            for decoder in (OURS, TRANSFORMERS):
-                ways[decoder, dtype] = _way(decoder, target)
-        found = time_baselines(
-            ways,
-            self._baseline_prompts(),
-            replace(self.once, max_new_tokens=min(self.once.max_new_tokens, BASELINE_TOKENS)),
-            resamples=self.config.evaluate.bootstrap,
-            failed=failed,
-            hooks=self._hooks("plain decoding"),
-        )
-        chosen = next(baseline for baseline in found if baseline.chosen)
-        if (chosen.decoder, chosen.dtype) != (OURS, self.dtype):
-            self.fastest = ways[chosen.decoder, chosen.dtype]
-            return found, [chosen.decoder, chosen.dtype]
-        self.bar.total -= decodings_of(len(self.main), 1, self.plan)
-        return found, None
-
-    def _main(self) -> list[PromptRecord]:
-        arms = {PLAIN: _decode(Engine(self.target)), SPECULATIVE: self._speculative(self.k)}
-        if self.fastest is not None:
-            arms[FASTEST] = self.fastest
+    def _main(self, fastest: Decode | None) -> list[PromptRecord]:
+        arms = {
+            PLAIN: plain_way(self.target),
+            SPECULATIVE: speculative_way(self.target, self.draft, self.config.decode, self.k),
+        }
+        if fastest is not None:
+            arms[FASTEST] = fastest
         self.run = MainRun(
             self.target, self.draft, arms, self.plan, self.k, self.tree, self.subject.following
         )
-        hooks = self._hooks(f"measuring, K={self.k}", metered=True)
+        hooks = replace(self._hooks(f"measuring, K={self.k}"), meter=self.meter)
         return self.run.records(self.main, self.journal, self.wait, hooks)
-
-    def _warnings(self, records: list[PromptRecord]) -> list[str]:
-        return [*self._chains_for_trees(records), *self._beyond_training(records)]
-
-    def _beyond_training(self, records: list[PromptRecord]) -> list[str]:
-        """Texts longer than any row the draft was trained on."""
-        longest = self.papers.longest_row
-        if longest is None:
-            return []
-        lengths = [r.prompt_tokens + max(len(d.tokens) for d in r.speculative) for r in records]
-        longer = sum(length > longest for length in lengths)
-        if not longer:
-            return []
-        return [
-            f"{longer} of {len(records)} prompts with their answers are longer than the longest row the draft was "
-            f"trained on ({longest} tokens, data.max_length): see the acceptance by context length."
-        ]
-
-    def _chains_for_trees(self, records: list[PromptRecord]) -> list[str]:
-        """A draft that cannot branch takes no notice of `decode.tree`; whoever reads the result should."""
-        rounds = [r for record in records for d in record.speculative for r in d.rounds if not r.cut]
-        if (
-            self.tree is None
-            or size_of(self.tree) == longest_path(self.tree)
-            or any(r.scheduled != r.verified for r in rounds)
-        ):
-            return []
-        asked = self.config.decode.tree.value
-        return [
-            f"decode.tree={asked} was asked for, and this draft proposed chains of up to {self.k} tokens."
-        ]
 
     def _quality(self, records: list[PromptRecord]) -> Quality:
         settings = self.config.evaluate
@@ -349,97 +246,11 @@ class _Evaluation:
         settings = self.papers.settings
         return {**settings, "decode": {**settings.get("decode", {}), "k": self.k}}
 
-    def _judge_headline(self, records: list[PromptRecord], baselines: list[Baseline]) -> None:
-        """The headline is against the plain decoding that was fastest on all prompts, not on the first few."""
-        ours = seconds_a_token([d for record in records for d in record.plain])
-        theirs = seconds_a_token([d for record in records for d in record.fastest])
-        if ours is None or theirs is None or theirs <= ours:
-            return
-        for baseline in baselines:
-            if baseline.chosen:
-                baseline.note = (
-                    f"on all prompts {1 / theirs:.2f} tokens a second, the same loop {1 / ours:.2f}"
-                )
-            baseline.chosen = (baseline.decoder, baseline.dtype) == (OURS, self.dtype)
-        for record in records:
-            record.fastest = []
-
     def _free_memory(self) -> None:
         """Copies of the target that are not decoded with any more; models are cycles, which Python keeps a while."""
         gc.collect()
         if self.target.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _conditions(self, records: list[PromptRecord], baselines: list[Baseline]) -> Conditions:
-        settings, decode = self.config.evaluate, self.config.decode
-        chosen = next(baseline for baseline in baselines if baseline.chosen)
-        return Conditions(
-            dtype=self.dtype,
-            attention=str(getattr(self.target.model.config, "_attn_implementation", "unknown")),
-            k=self.k,
-            rule=_rule(decode),
-            batch_size=1,
-            temperature=decode.temperature,
-            max_new_tokens=decode.max_new_tokens,
-            prompt_source=self.papers.prompt_source,
-            sweep_prompts=len(self.sweep) if self.ks else 0,
-            sweep_overlap=self.overlap if self.ks else 0,
-            excluded=self.papers.excluded,
-            repeats=settings.repeats,
-            resamples=settings.bootstrap,
-            seed=decode.seed,
-            price_per_hour=settings.price_per_hour,
-            fastest_plain=fastest_words(chosen, settings.baselines),
-            machine=describe_machine(self.target.device, self.load_before),
-            noise=self.meter.verdict(records),
-            processes=self.journal.processes,
-            resumed=self.run.resumed,
-        )
-
-
-def fastest_words(chosen: Baseline, compared: bool) -> str:
-    """What the headline is against, in words that follow "than"."""
-    name = "the same loop without a draft" if chosen.decoder == OURS else chosen.decoder
-    if compared:
-        return f"the fastest plain decoding tried ({name}, {chosen.dtype})"
-    return f"plain decoding by {name} ({chosen.dtype}; no other was tried)"
-
-
-def _too_little_memory(target: Target, dtype: str) -> str | None:
-    """Why the target's weights do not fit a second time, in another dtype; None if they do.
-
-    A quarter more than the weights is asked for, as loading and decoding need some too.
-    """
-    width = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    needed = 1.25 * width * sum(p.numel() for p in target.model.parameters())
-    free = psutil.virtual_memory().available
-    if target.device.type == "cuda":
-        free = min(free, torch.cuda.mem_get_info(target.device)[0])
-    if needed <= free:
-        return None
-    return f"not timed: a copy in {dtype} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
-
-
-def _rule(decode: DecodeConfig) -> str:
-    """The rule that `auto` means, for the shape that is asked for."""
-    if decode.tree.value != "none":
-        kind = "greedy" if decode.temperature == 0 else f"{decode.children.value}-children"
-        return f"{kind} {decode.tree.value}-tree"
-    if decode.rule.value != "auto":
-        return decode.rule.value
-    return "greedy" if decode.temperature == 0 else "block"
-
-
-def _way(decoder: str, target: Target) -> Decode:
-    """Plain decoding by this project's loop, or by transformers."""
-    return _decode(Engine(target)) if decoder == OURS else transformers_decode(target)
-
-
-def _decode(engine: Engine) -> Decode:
-    def decode(request: Request) -> Result:
-        return engine.generate([request])[0]
-
-    return decode
 
 
 def _advance(bar: tqdm) -> None:

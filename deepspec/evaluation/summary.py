@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from deepspec.decoding.request import Round
+from deepspec.evaluation.findings import Acceptance
 from deepspec.evaluation.ideal import ideal_seconds
 from deepspec.evaluation.result import (
-    Acceptance,
+    Conditions,
     Decoding,
     Equality,
     EvaluationResult,
@@ -31,16 +32,25 @@ Decodings = Callable[[PromptRecord], list[Decoding]]
 
 def summarise_result(result: EvaluationResult) -> tuple[Summary, dict[str, Summary]]:
     """The overall summary and one a category, recomputed from a result's records and settings."""
-    conditions = result.conditions
-    price, seed = conditions.price_per_hour, conditions.seed
+    return summaries(result.records, result.conditions, result.step_times)
 
-    def of(records: Sequence[PromptRecord]) -> Summary:
+
+def summaries(
+    records: Sequence[PromptRecord], conditions: Conditions, steps: StepTimes | None
+) -> tuple[Summary, dict[str, Summary]]:
+    """Of all prompts, and of each category."""
+
+    def of(members: Sequence[PromptRecord]) -> Summary:
         return summarise(
-            records, resamples=conditions.resamples, seed=seed, steps=result.step_times, price_per_hour=price
+            members,
+            resamples=conditions.resamples,
+            seed=conditions.seed,
+            steps=steps,
+            price_per_hour=conditions.price_per_hour,
         )
 
-    names = sorted({record.category for record in result.records})
-    return of(result.records), {name: of([r for r in result.records if r.category == name]) for name in names}
+    names = sorted({record.category for record in records})
+    return of(records), {name: of([r for r in records if r.category == name]) for name in names}
 
 
 def summarise(
@@ -54,8 +64,8 @@ def summarise(
     """All numbers of one group of prompts."""
     boot = Bootstrap(len(records), resamples, seed)
     rounds = [[r for d in record.speculative for r in d.rounds] for record in records]
-    number = _column(len(rs) for rs in rounds)
-    kept = _column(sum(r.committed for r in rs) for rs in rounds)
+    number = column(len(rs) for rs in rounds)
+    kept = column(sum(r.committed for r in rs) for rs in rounds)
     return Summary(
         prompts=len(records),
         rounds=int(number.sum()),
@@ -65,23 +75,25 @@ def summarise(
         speedup=_speedup(boot, records, _fastest, prefill=False),
         speedup_end_to_end=_speedup(boot, records, _fastest, prefill=True),
         speedup_same_loop=same_loop_speedup(boot, records),
-        speedup_same_loop_end_to_end=_speedup(boot, records, _plain, prefill=True),
+        speedup_same_loop_end_to_end=_speedup(boot, records, plain_of, prefill=True),
         ideal_speedup=_ideal(boot, records, rounds, steps),
         efficiency=_efficiency(boot, records, rounds, steps),
-        acceptance=_acceptance(boot, rounds),
+        acceptance=acceptance_by_position(boot, rounds),
         committed_histogram=_histogram(rounds),
-        plain=_speed(boot, records, _plain, price_per_hour),
-        speculative=_speed(boot, records, _speculative, price_per_hour),
+        plain=_speed(boot, records, plain_of, price_per_hour),
+        speculative=_speed(boot, records, speculative_of, price_per_hour),
         fastest=_speed(boot, records, _fastest, price_per_hour),
         equality=_equality(records),
     )
 
 
-def _plain(record: PromptRecord) -> list[Decoding]:
+def plain_of(record: PromptRecord) -> list[Decoding]:
+    """Plain decodings, by the same loop."""
     return record.plain
 
 
-def _speculative(record: PromptRecord) -> list[Decoding]:
+def speculative_of(record: PromptRecord) -> list[Decoding]:
+    """Speculative decodings."""
     return record.speculative
 
 
@@ -89,14 +101,15 @@ def _fastest(record: PromptRecord) -> list[Decoding]:
     return record.fastest or record.plain
 
 
-def _column(values: Iterable[float]) -> Column:
+def column(values: Iterable[float]) -> Column:
+    """One number a prompt."""
     return np.fromiter(values, dtype=np.float64)
 
 
-def _totals(records: Sequence[PromptRecord], of: Decodings, prefill: bool) -> tuple[Column, Column]:
+def totals(records: Sequence[PromptRecord], of: Decodings, prefill: bool) -> tuple[Column, Column]:
     """[n] seconds and [n] tokens they produced; without prefill, its token is not counted either."""
-    seconds = _column(sum(d.decode_seconds + prefill * d.prefill_seconds for d in of(r)) for r in records)
-    tokens = _column(sum(len(d.tokens) - (not prefill) for d in of(r)) for r in records)
+    seconds = column(sum(d.decode_seconds + prefill * d.prefill_seconds for d in of(r)) for r in records)
+    tokens = column(sum(len(d.tokens) - (not prefill) for d in of(r)) for r in records)
     return seconds, np.maximum(tokens, 0)
 
 
@@ -108,19 +121,19 @@ def seconds_a_token(decodings: Sequence[Decoding]) -> float | None:
 
 def _speedup(boot: Bootstrap, records: Sequence[PromptRecord], against: Decodings, prefill: bool) -> Metric:
     """(plain seconds / plain tokens) / (speculative seconds / speculative tokens), totals over prompts."""
-    columns = *_totals(records, against, prefill), *_totals(records, _speculative, prefill)
+    columns = *totals(records, against, prefill), *totals(records, speculative_of, prefill)
     return boot.ratio(lambda s, t, u, v: (s / t) / (u / v), *columns, reason=NO_TOKENS)
 
 
 def same_loop_speedup(boot: Bootstrap, records: Sequence[PromptRecord]) -> Metric:
     """Decode-only speedup against plain decoding by the same loop."""
-    return _speedup(boot, records, _plain, prefill=False)
+    return _speedup(boot, records, plain_of, prefill=False)
 
 
 def _ideal_columns(rounds: list[list[Round]], steps: StepTimes) -> tuple[Column, Column]:
     """[n] what the tokens of the rounds cost at one target step each, [n] what the rounds cost at best."""
     pairs = [ideal_seconds(rs, steps) for rs in rounds]
-    return _column(plain for plain, _ in pairs), _column(best for _, best in pairs)
+    return column(plain for plain, _ in pairs), column(best for _, best in pairs)
 
 
 def _ideal(
@@ -136,7 +149,7 @@ def _efficiency(
 ) -> Metric:
     if steps is None:
         return null(NO_STEPS)
-    columns = *_totals(records, _plain, False), *_totals(records, _speculative, False)
+    columns = *totals(records, plain_of, False), *totals(records, speculative_of, False)
     return boot.ratio(
         lambda s, t, u, v, plain, best: (s / t) / (u / v) / (plain / best),
         *columns,
@@ -145,14 +158,15 @@ def _efficiency(
     )
 
 
-def _acceptance(boot: Bootstrap, rounds: list[list[Round]]) -> list[Acceptance]:
+def acceptance_by_position(boot: Bootstrap, rounds: list[list[Round]]) -> list[Acceptance]:
+    """rounds: of every prompt."""
     deepest = max((r.verified for rs in rounds for r in rs), default=0)
     table = []
     for k in range(1, deepest + 1):
         verified = [[r for r in rs if r.verified >= k] for rs in rounds]
-        hits = _column(sum(r.accepted >= k for r in rs) for rs in verified)
-        tried = _column(sum(r.accepted >= k - 1 for r in rs) for rs in verified)
-        every = _column(len(rs) for rs in verified)
+        hits = column(sum(r.accepted >= k for r in rs) for rs in verified)
+        tried = column(sum(r.accepted >= k - 1 for r in rs) for rs in verified)
+        every = column(len(rs) for rs in verified)
         table.append(
             Acceptance(
                 position=k,
@@ -169,13 +183,13 @@ def _histogram(rounds: list[list[Round]]) -> list[int]:
 
 
 def _speed(boot: Bootstrap, records: Sequence[PromptRecord], of: Decodings, price: float | None) -> Speed:
-    seconds, tokens = _totals(records, of, prefill=False)
-    all_seconds, all_tokens = _totals(records, of, prefill=True)
-    ttft = _column(_mean([d.prefill_seconds for d in of(r)]) for r in records)
-    tpot = _column(
+    seconds, tokens = totals(records, of, prefill=False)
+    all_seconds, all_tokens = totals(records, of, prefill=True)
+    ttft = column(_mean([d.prefill_seconds for d in of(r)]) for r in records)
+    tpot = column(
         _mean([d.decode_seconds / (len(d.tokens) - 1) for d in of(r) if len(d.tokens) > 1]) for r in records
     )
-    whole = _column(_mean([d.prefill_seconds + d.decode_seconds for d in of(r)]) for r in records)
+    whole = column(_mean([d.prefill_seconds + d.decode_seconds for d in of(r)]) for r in records)
     cost = null(NO_PRICE)
     if price is not None:
         cost = boot.ratio(lambda s, t: s / t * price / 3600 * 1e6, all_seconds, all_tokens)
@@ -198,7 +212,7 @@ def _split(
     values = [[getattr(d, part) for d in of(record)] for record in records]
     if any(value is None for row in values for value in row):
         return null(NOT_TOLD)
-    return boot.ratio(lambda s, t: s / t, _column(sum(row) for row in values), tokens, reason=NO_TOKENS)
+    return boot.ratio(lambda s, t: s / t, column(sum(row) for row in values), tokens, reason=NO_TOKENS)
 
 
 def _mean(values: list[float]) -> float:

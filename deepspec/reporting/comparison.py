@@ -9,7 +9,7 @@ from deepspec.evaluation.compare import Difference, compare, incomparable, time_
 from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.result import EvaluationResult
 from deepspec.evaluation.seeds import over_seeds, seeds_of, without_seeds
-from deepspec.reporting import words
+from deepspec.reporting import sweeps, words
 from deepspec.reporting.figures import Figure
 from deepspec.reporting.plots import Axis, Plot, padded, plain_number, times
 
@@ -148,12 +148,12 @@ def csv_rows(groups: Sequence[Group]) -> list[list[str | float | int | None]]:
 
 
 def figures(group: Group) -> list[Figure]:
-    """Speedup and τ of a group's results, a row each."""
+    """Speedup and τ of a group's results, a row each, and by the one setting they differ in, if it is one."""
     found = [
         _rows([(name, r.summary.speedup) for name, r in group.results], "Speedup", "×"),
         _rows([(name, r.summary.tau) for name, r in group.results], "Tokens a round (τ)", ""),
     ]
-    return [figure for figure in found if figure is not None]
+    return [*(figure for figure in found if figure is not None), *sweeps.figures(group.results)]
 
 
 def _rows(metrics: Sequence[tuple[str, Metric]], title: str, unit: str) -> Figure | None:

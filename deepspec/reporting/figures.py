@@ -288,7 +288,7 @@ def _by_step(rows: list[tuple[float, list[float | None]]], title: str, note: str
     for k in range(max(len(many) for _, many in rows)):
         line = [(step, value) for step, many in rows for value in many[k : k + 1] if value is not None]
         plot.line(line, f"fade-{min(k, 6)}")
-        if line and (last is None or abs(plot.py(line[-1][1]) - last) >= 11):
+        if line and (last is None or abs(plot.py(line[-1][1]) - last) >= 15):
             last = plot.py(line[-1][1])
             plot.text(*line[-1], str(k + 1), "value", dx=5)
     return Figure(title, plot.svg(f"{title} by training step"), note)

@@ -1,9 +1,10 @@
 """One self-contained HTML page from a result: no scripts, no network, every text from outside escaped."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -31,6 +32,7 @@ MARKS = {  # CSS class, sign, meaning
 }
 
 
+SpeedRow = tuple[str, list[Metric], float, int]  # name, one number a decoder, scale, digits
 TAILS = (
     ("p50", "median"),
     ("p90", "90th percentile"),
@@ -77,13 +79,19 @@ def environment() -> Environment:
     environment.filters["drawing"] = lambda figure: Markup(
         figure.svg
     )  # its texts were escaped when it was drawn
-    environment.globals.update(interval=words.interval, number=words.number, cell=_cell)
+    environment.globals.update(
+        interval=words.interval,
+        number=words.number,
+        cell=_cell,
+        share=words.share,
+        parameters=words.parameters,
+    )
     environment.globals.update(baseline_note=words.baseline_note, two_sample=words.two_sample)
     return environment
 
 
-def render(result: EvaluationResult) -> str:
-    """The page's HTML."""
+def render(result: EvaluationResult, file: str = "result.json", page: str = "report.html") -> str:
+    """The page's HTML. file, page: names of the result file beside the page and of the page, for its links."""
     summary = result.summary
     speed_names, every_row = _speed_table(result)
     speed_rows = [row for row in every_row if any(metric.value is not None for metric in row[1])]
@@ -101,7 +109,12 @@ def render(result: EvaluationResult) -> str:
             tiles=_tiles(result),
             speed_names=speed_names,
             speed_rows=speed_rows,
-            missing=[(row[0], row[1][0].reason) for row in every_row if row not in speed_rows],
+            missing=_missing(row for row in every_row if row not in speed_rows),
+            files=[
+                (quote(file), "every prompt's record, answers and rounds"),
+                (quote(str(Path(page).with_suffix(".csv"))), "all numbers"),
+                (quote(str(Path(page).with_suffix(".md"))), "this page in short"),
+            ],
             prompts=[_prompt_row(number, record) for number, record in enumerate(result.records)],
             method=words.method(result),
             marks=[
@@ -120,11 +133,21 @@ def render(result: EvaluationResult) -> str:
     )
 
 
-def write_report(result: EvaluationResult, path: Path) -> Path:
-    """Write the page and, beside it, the same as Markdown and CSV; returns `path`."""
-    write_text(path.with_suffix(".md"), to_markdown(result))
-    write_text(path.with_suffix(".csv"), to_csv(result))
-    return write_text(path, render(result))
+def write_report(result: EvaluationResult, file: Path) -> Path:
+    """Write the page beside its result file (`result.json` → `report.html`, `x.json` → `x.html`), and the same as
+    Markdown and CSV; returns the page's path."""
+    page = file.with_name("report.html") if file.name == "result.json" else file.with_suffix(".html")
+    write_text(page.with_suffix(".md"), to_markdown(result, file.name))
+    write_text(page.with_suffix(".csv"), to_csv(result))
+    return write_text(page, render(result, file.name, page.name))
+
+
+def _missing(rows: Iterable[SpeedRow]) -> dict[str, list[str]]:
+    """Names of the rows without a number, by the reason."""
+    found: dict[str, list[str]] = {}
+    for name, metrics, _, _ in rows:
+        found.setdefault(metrics[0].reason or "", []).append(name)
+    return found
 
 
 def _unbroken(sentence: str) -> str:
@@ -221,23 +244,26 @@ def _ties(equality: Equality) -> str:
     return ", ".join(found)
 
 
-def _speed_table(result: EvaluationResult) -> tuple[list[str], list[tuple[str, list[Metric], float, int]]]:
+def _speed_table(result: EvaluationResult) -> tuple[list[str], list[SpeedRow]]:
     """Names of the decoders, and rows (name, one metric a decoder, scale, digits)."""
     summary = result.summary
     decoders = {"plain, same loop": summary.plain, "speculative": summary.speculative}
     if any(record.fastest for record in result.records):
         decoders = {"fastest plain": summary.fastest, **decoders}
 
-    def row(name: str, of: str, scale: float = 1.0, digits: int = 1) -> tuple[str, list[Metric], float, int]:
+    def row(name: str, of: str, scale: float = 1.0, digits: int = 1) -> SpeedRow:
         return name, [_metric(speed, of) for speed in decoders.values()], scale, digits
 
     rows = [
         row("Tokens a second, decoding", "tokens_per_second"),
         row("Tokens a second, prefill included", "tokens_per_second_end_to_end"),
     ]
-    for name, of in (("TTFT", "ttft"), ("TPOT", "tpot"), ("Whole answer", "end_to_end")):
-        for short, long in TAILS:
-            rows.append(row(f"{name}, {long}, ms", f"{of}.{short}", 1e3))
+    for name, of, unit, scale in (
+        ("TTFT", "ttft", "ms", 1e3),
+        ("TPOT", "tpot", "ms", 1e3),
+        ("Whole answer", "end_to_end", "s", 1.0),
+    ):
+        rows += [row(f"{name} {long} ({unit})", f"{of}.{short}", scale) for short, long in TAILS]
     if result.conditions.price_per_hour is not None:
         rows.append(row("Cost of a million output tokens", "cost_per_million", 1.0, 2))
     return list(decoders), rows

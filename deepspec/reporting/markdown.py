@@ -1,14 +1,16 @@
 """The report as Markdown, for a pull request or a wiki: the verdict, the main numbers, the conditions."""
 
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.result import EvaluationResult
 from deepspec.reporting import words
 
 
-def to_markdown(result: EvaluationResult) -> str:
-    """Headings, tables and sentences; every text from outside has its Markdown taken away."""
+def to_markdown(result: EvaluationResult, file: str = "result.json") -> str:
+    """Headings, tables and sentences; every text from outside has its Markdown taken away. file: the result's name,
+    for a link to the records."""
     alarm, noise = words.alarm(result), result.conditions.noise
     parts = [
         f"# {escape(result.name)}: {escape(words.verdict(result))}",
@@ -18,9 +20,11 @@ def to_markdown(result: EvaluationResult) -> str:
         _main_table(result),
         *_categories(result),
         *_groups(result),
+        *_batches(result),
         *_quality(result),
         "## Conditions",
         "\n".join(f"- {escape(line)}" for line in _conditions(result)),
+        f"Every prompt's record: [{escape(file)}](<{quote(file)}>)",
         f"Command: `{' '.join(result.command.replace('`', '').split())}`",
     ]
     return "\n\n".join(parts) + "\n"
@@ -61,6 +65,22 @@ def _groups(result: EvaluationResult) -> list[str]:
         return []
     lines = [[f"{g.kind}: {g.name}", str(g.prompts), f"{g.rounds:,}", words.interval(g.tau)] for g in groups]
     return ["## By length and turn", table(["", "prompts", "rounds", "τ"], lines)]
+
+
+def _batches(result: EvaluationResult) -> list[str]:
+    if not result.batches:
+        return []
+    lines = [
+        [
+            str(row.size),
+            words.number(row.plain.total, 1),
+            words.number(row.speculative.total, 1),
+            f"{row.speedup:.2f}×",
+        ]
+        for row in result.batches
+    ]
+    head = ["requests at once", "plain, tokens a second", "speculative, tokens a second", "speedup"]
+    return ["## Several requests at once", table(head, lines)]
 
 
 def _quality(result: EvaluationResult) -> list[str]:

@@ -8,7 +8,7 @@ import csv
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -80,8 +80,13 @@ def sheet(found: Sequence[Pair]) -> str:
     return csv_text(HEAD, ([p.number, p.prompt, p.left, p.right, ""] for p in found))
 
 
-def read_sheet(path: Path) -> dict[int, str]:
-    """Number of the pair → left, right or same; lines that were left empty are not in it. UserError by line."""
+def read_sheet(path: Path, found: Sequence[Pair]) -> dict[int, str]:
+    """Number of the pair → left, right or same; lines that were left empty are not in it.
+
+    UserError by line, and where the sheet's texts are not those of `found`: sides are drawn anew for every
+    measurement, and a sheet of another one would be read the wrong way round.
+    """
+    by_number = {pair.number: pair for pair in found}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = list(csv.DictReader(file))
@@ -97,20 +102,24 @@ def read_sheet(path: Path) -> dict[int, str]:
             raise UserError(
                 f"{path}, pair {number or place}: `better` is {answer!r}; left, right or same is expected."
             )
-        said[int(number)] = answer
+        pair = by_number.get(int(number))
+        if pair is None or not (_alike(line, "left", pair.left) and _alike(line, "right", pair.right)):
+            raise UserError(f"{path}: pair {number} is not this result's. The sheet was made of another one.")
+        said[pair.number] = answer
     if not said:
         raise UserError(f"{path}: nothing is filled in (`better`: left, right or same).")
     return said
 
 
+def _alike(line: Mapping[str, str | None], column: str, text: str) -> bool:
+    """Whether a cell is still the text: spreadsheets change white space and the sign before a formula."""
+    one, other = ("".join(words.split()).lstrip("'") for words in (line.get(column) or "", text))
+    return one == other
+
+
 def judge(found: Sequence[Pair], sheets: Sequence[dict[int, str]]) -> Verdict:
-    """Put together what people said about these pairs. UserError for a sheet of other pairs."""
+    """Put together what people said about these pairs, each sheet as `read_sheet` gives it."""
     by_number = {pair.number: pair for pair in found}
-    unknown = sorted({number for sheet in sheets for number in sheet} - by_number.keys())
-    if unknown:
-        raise UserError(
-            f"The sheet has a pair {unknown[0]} that this result has not: it is of another result."
-        )
     counts = Counter(
         "same" if said == "same" else (said == "left") == by_number[number].speculative_left
         for sheet in sheets

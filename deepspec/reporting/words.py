@@ -19,6 +19,18 @@ def interval(metric: Metric, digits: int = 2, unit: str = "") -> str:
     return f"{number(metric.value, digits)}{unit} (95% {low}–{high})"
 
 
+def parameters(count: int) -> str:
+    """`7.7 M parameters`, `9,216 parameters`."""
+    return f"{count / 1e6:,.1f} M parameters" if count >= 1e5 else f"{count:,} parameters"
+
+
+def share(metric: Metric) -> str:
+    """`26% (95% 20–32)`, or why there is none."""
+    if metric.value is None or metric.low is None or metric.high is None:
+        return f"{metric.value:.0%}" if metric.value is not None else interval(metric)
+    return f"{metric.value:.0%} (95% {metric.low * 100:.0f}–{metric.high * 100:.0f})"
+
+
 def direction(speedup: Metric) -> str:
     """`faster`, `slower` or `unclear` (the interval has 1 in it, or there is none)."""
     if speedup.value is None or speedup.low is None or speedup.high is None:
@@ -108,7 +120,7 @@ def conditions_lines(result: EvaluationResult) -> list[str]:
     c, machine = result.conditions, result.conditions.machine
     return [
         f"Target {result.target.get('name', '?')}, {c.dtype}, {c.attention} attention; draft "
-        f"{result.draft.get('algorithm', '?')}, {(result.draft.get('parameters') or 0) / 1e6:.1f} M parameters.",
+        f"{result.draft.get('algorithm', '?')}, {parameters(result.draft.get('parameters') or 0)}.",
         f"{c.rule} acceptance, temperature {c.temperature:g}, K = {c.k}, batch {c.batch_size}, at most "
         f"{c.max_new_tokens} new tokens, seed {c.seed}; {result.summary.prompts} prompts ({c.prompt_source}).",
         f"{machine.cpu}, {machine.device}, {machine.threads} torch threads, {machine.memory_gib:g} GiB, "
@@ -131,8 +143,17 @@ def resources(result: EvaluationResult) -> list[str]:
         said.append(
             f"Loading the draft took {found.load_draft_seconds:.2f} s, once; no number here has it in."
         )
+    if found is not None and found.cpu_plain is not None and found.cpu_speculative is not None:
+        said.append(
+            f"The whole machine had {found.cpu_plain:g} logical cores at work then without the draft, "
+            f"{found.cpu_speculative:g} with it."
+        )
+    if found is not None and found.gpu_plain is not None and found.gpu_speculative is not None:
+        said.append(
+            f"The GPU was in use {found.gpu_plain:.0%} of that time without it, {found.gpu_speculative:.0%} with it."
+        )
     if noise.cores_used is not None:
-        said.append(f"Decoding kept {noise.cores_used:g} cores at work.")
+        said.append(f"In the measured decodings this process kept {noise.cores_used:g} cores at work.")
     return said
 
 
@@ -155,6 +176,7 @@ def method(result: EvaluationResult) -> list[str]:
         f"Intervals are 95% bootstrap intervals over prompts ({conditions.resamples:,} resamples), widened "
         "for their number; below 8 prompts there is none.",
     ]
+    found += prompt_words(result)
     if conditions.sweep_prompts:
         shared = conditions.sweep_overlap
         among = f"{shared} of them also" if shared else "none of them"
@@ -178,6 +200,18 @@ def method(result: EvaluationResult) -> list[str]:
         )
     for reason, count in conditions.excluded.items():
         found.append(f"Left out: {count} prompt{'s' if count != 1 else ''} ({reason}).")
+    return found
+
+
+def prompt_words(result: EvaluationResult) -> list[str]:
+    """How the prompts were put to the target, where that is not the chat template's usual way, a sentence each."""
+    data = result.settings.get("data") or {}
+    found = []
+    if system := data.get("system"):
+        found.append(f"System prompt, where a conversation had none: {system!r}.")
+    if arguments := data.get("template_args"):
+        given = ", ".join(f"{name}={value}" for name, value in sorted(arguments.items()))
+        found.append(f"The chat template was given {given}.")
     return found
 
 

@@ -95,3 +95,21 @@ def test_groups_are_the_categories_summaries() -> None:
 def test_nothing_makes_an_empty_detail() -> None:
     detail = acceptance_detail([], 100)
     assert detail.drafted == 0 and detail.groups == [] and detail.hit_rate.reason
+
+
+def test_acceptance_by_position_of_every_group() -> None:
+    """Against a loop over the rounds of the group."""
+    records = make_records(12)
+    records[3].turn = records[7].turn = 2
+    groups = acceptance_detail(records, 100).groups
+    assert {group.kind for group in groups} == {"task", "turn", "prompt length", "context"}
+    for group in (g for g in groups if g.kind in ("task", "turn")):
+        members = [r for r in records if group.name in (r.category, f"turn {r.turn}")]
+        rounds = [x for r in members for x in r.speculative[0].rounds]
+        assert [a.position for a in group.acceptance] == list(range(1, max(x.verified for x in rounds) + 1))
+        for row in group.acceptance:
+            there = [x for x in rounds if x.verified >= row.position]
+            kept = sum(x.accepted >= row.position for x in there)
+            assert row.unconditional.value == pytest.approx(kept / len(there))
+            before = sum(x.accepted >= row.position - 1 for x in there)
+            assert row.conditional.value == (pytest.approx(kept / before) if before else None)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +21,7 @@ from deepspec.config.schema import Config
 from deepspec.evaluation import main_run, sources
 from deepspec.evaluation.journal import Decision, Journal
 from deepspec.evaluation.measure import measure
-from deepspec.evaluation.resources import measure_resources
+from deepspec.evaluation.resources import measure_resources, watched
 from deepspec.evaluation.result import EvaluationResult, PromptRecord, load_result
 from deepspec.target import Target
 from tests.evaluation.tiny import Template, make_run, make_target
@@ -229,3 +230,34 @@ def test_peaks_of_memory_are_those_of_the_block() -> None:
     assert found.peak_plain is not None and found.peak_speculative is not None
     assert 250 << 20 < found.peak_speculative - found.peak_plain - found.draft_weights < 400 << 20
     assert found.load_draft_seconds == 0.5
+
+
+def test_the_use_of_the_processors_is_that_of_the_block() -> None:
+    def busy() -> None:
+        end = time.process_time() + 0.6
+        while time.process_time() < end:
+            pass
+
+    found = measure_resources(torch.device("cpu"), None, lambda: time.sleep(0.3), busy, None)
+    assert found.cpu_plain is not None and found.cpu_speculative is not None
+    assert found.cpu_speculative > 0.3  # at least this thread, however many others want its core
+    assert (found.gpu_plain, found.gpu_speculative) == (None, None)
+
+
+def test_the_gpus_use_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a device that is made up."""
+    readings = iter([20, 40, 90, *[50] * 10_000])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12345)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(readings))
+    with watched(torch.device("cuda")) as use:
+        use.stopped.set()
+    assert use.bytes == 12345 and use.gpu == pytest.approx(0.3)  # looked at once before and once after
+
+    def unreadable(device: torch.device) -> int:
+        raise ModuleNotFoundError("pynvml")
+
+    monkeypatch.setattr(torch.cuda, "utilization", unreadable)
+    with watched(torch.device("cuda")) as use:
+        pass
+    assert use.bytes == 12345 and use.gpu is None

@@ -16,6 +16,7 @@ from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Result, Sampling
 from deepspec.drafts.ngram import NgramOptions
 from deepspec.errors import UserError
+from deepspec.evaluation import choosing, ways
 from deepspec.evaluation import run as measuring
 from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.baselines import transformers_decode
@@ -110,7 +111,7 @@ def test_trees_penalties_and_stop_strings_reach_the_decoding(
 def test_dtypes_that_do_not_fit_into_memory_are_listed_with_the_reason(
     config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=1))
+    monkeypatch.setattr(choosing.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=1))
     stage.run(config)
     result = load_result(trained / "evaluation" / "result.json")
     notes = {b.dtype: b.note for b in result.baselines if b.tokens_per_second.value is None}
@@ -135,7 +136,7 @@ def test_the_headline_is_never_against_a_slower_plain_decoding(
 
         return decode
 
-    monkeypatch.setattr(measuring, "transformers_decode", slow)
+    monkeypatch.setattr(ways, "transformers_decode", slow)
     stage.run(config)
     result = load_result(trained / "evaluation" / "result.json")
     (chosen,) = [b for b in result.baselines if b.chosen]
@@ -168,14 +169,14 @@ def test_copies_of_the_target_that_lost_are_not_in_memory_during_the_main_run(
             copies.append(weakref.ref(found.model))
         return found
 
-    def main(self: Any) -> Any:
+    def main(self: Any, *more: Any) -> Any:
         alive.append(sum(copy() is not None for copy in copies))
-        return measure_main(self)
+        return measure_main(self, *more)
 
     measure_main = measuring._Evaluation._main
     monkeypatch.setattr(stage, "load_target", watched)
     # the fastest is one that needs no copy
-    monkeypatch.setattr(measuring, "transformers_decode", lambda of: took(1e-9 if of is target else 1e3))
+    monkeypatch.setattr(ways, "transformers_decode", lambda of: took(1e-9 if of is target else 1e3))
     monkeypatch.setattr(measuring._Evaluation, "_main", main)
     stage.run(config)
     assert len(copies) == 2 and alive == [0]
@@ -211,7 +212,7 @@ class Wrong(Engine):
 def test_a_decoder_that_is_not_lossless_fails_after_writing(
     config: Config, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "Engine", Wrong)
+    monkeypatch.setattr(ways, "Engine", Wrong)
     config.evaluate.baselines = False
     with pytest.raises(UserError, match="not lossless"):
         stage.run(config)

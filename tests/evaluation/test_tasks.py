@@ -4,6 +4,7 @@ import gzip
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,3 +172,40 @@ def test_names_that_mean_nothing_stop_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task_files\.gsm8k: the file"):
         check_tasks([], {"gsm8k": str(tmp_path / "none")})
     check_tasks(["gsm8k", "aime"], {})
+
+
+def test_sets_of_the_hub_are_read_at_a_commit_that_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that answers as the real one: tables through `datasets`, files as they are."""
+    asked: list[tuple[Any, ...]] = []
+
+    def load(repository: str, config: str | None, *, split: str, revision: str) -> list[dict[str, Any]]:
+        asked.append((repository, config, split, revision))
+        return ROWS["mbpp"]
+
+    def download(repository: str, file: str, *, repo_type: str, revision: str) -> str:
+        asked.append((repository, file, repo_type, revision))
+        return write(tmp_path, {"tatsu-lab/alpaca_eval": "alpacaeval"}.get(repository, "livecodebench"))
+
+    class Api:
+        def dataset_info(self, repository: str, timeout: float) -> SimpleNamespace:
+            if "arena" in repository:
+                raise OSError("no route")
+            return SimpleNamespace(sha=f"commit of {repository}")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    names = ["mbpp", "alpacaeval", "livecodebench", "arena_hard"]
+    items, sources = read_tasks(names, {}, hub=True)
+    assert [item.category for item in items] == names[:3]
+    assert [source.revision for source in sources[:3]] == [f"commit of {one[0]}" for one in asked]
+    assert asked[0][1:3] == ("sanitized", "test") and asked[1][1:3] == ("alpaca_eval.json", "dataset")
+    assert sources[2].place == "Hub livecodebench/code_generation_lite/test6.jsonl"
+    assert sources[2].note == "its newest part alone; judged by its public tests alone"
+    assert "no route" in (sources[3].error or "")
+    assert not read_tasks(["mbpp", str(tmp_path / "alpacaeval.jsonl")], {})[1][
+        0
+    ].questions  # not asked, no hub

@@ -5,6 +5,7 @@ import csv
 import math
 from io import StringIO
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from deepspec import report as command
 from deepspec.errors import UserError
 from deepspec.evaluation.calibration import calibrate
 from deepspec.evaluation.findings import Resources
+from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.result import EvaluationResult, save_result
 from deepspec.evaluation.seeds import over_seeds
 from deepspec.reporting import review
 from deepspec.reporting.comparison import grouped, headline, lines
-from deepspec.reporting.html import render
+from deepspec.reporting.comparison import render as render_comparison
+from deepspec.reporting.html import environment, render
 from deepspec.reporting.markdown import escape, to_markdown
+from deepspec.reporting.sweeps import swept
 from deepspec.reporting.tables import HEAD, csv_text, to_csv
 from tests.reporting.synthetic import make_records, make_result, spoil
 from tests.reporting.test_report import EVIL, Page
@@ -33,7 +37,9 @@ def result() -> EvaluationResult:
             r.confidence = generator.uniform(0.3, 0.9, r.drafted).round(3).tolist()
     found = make_result(records)
     found.calibration = calibrate(records, "temperature=0,rule=greedy")
-    found.resources = Resources("process", 1 << 30, (1 << 30) + (1 << 28), 1 << 27, 0.25)
+    found.resources = Resources(
+        "process", 1 << 30, (1 << 30) + (1 << 28), 1 << 27, 0.25, 1.5, 1.75, 0.5, 0.625
+    )
     return found
 
 
@@ -75,6 +81,7 @@ def test_the_page_has_detail_confidence_and_resources(result: EvaluationResult) 
         assert words in text
     assert result.calibration is not None
     assert f"{result.calibration.before[0].ece:.3f}" in text and "1.25 GiB with it" in text
+    assert "1.5 logical cores" in text and "in use 50% of that time without it, 62% with it" in text
     assert "prompt length: below 256 tokens" in text
 
 
@@ -113,6 +120,47 @@ def test_seeds_are_put_together_and_never_prompts_averaged(result: EvaluationRes
     (alone,) = grouped([("a", result), ("again", copy.deepcopy(result))])
     assert alone.seeds == []  # one run listed twice is no second seed
     assert over_seeds([1.0]).reason and over_seeds([]).value is None
+
+
+def test_a_swept_setting_is_drawn_in_its_order(result: EvaluationResult) -> None:
+    def run(**train: object) -> EvaluationResult:
+        return other(result, settings={"name": str(train), "train": {"seed": 0, "epochs": 1, **train}})
+
+    rates = [1e-2, 1e-4, 1e-3]
+    results = [(f"r{rate:g}", run(learning_rate=rate)) for rate in rates]
+    for value, (_, one) in enumerate(results):
+        one.summary.speedup = Metric(1.0 + value / 10, 0.9 + value / 10, 1.1 + value / 10, 16)
+    found = swept(results)
+    assert found is not None and found[0] == "train.learning_rate"
+    assert [value for value, _ in found[1]] == sorted(rates)
+    assert [r.summary.speedup.value for _, r in found[1]] == [1.1, 1.2, 1.0]
+    page = Page(render_comparison(grouped(results), environment()))
+    assert "Speedup by train.learning_rate" in page.text and "0.0001" in page.text
+    # Two settings, a word, a value twice or the seed alone are no sweep.
+    assert swept([*results, ("x", run(learning_rate=1e-5, epochs=2))]) is None
+    assert swept([(k, run(optimizer=k)) for k in ("a", "b", "c")]) is None
+    assert swept([*results, ("again", run(learning_rate=1e-2))]) is None
+    assert swept([(str(seed), run(seed=seed)) for seed in range(3)]) is None
+    assert swept(results[:2]) is None
+
+
+def test_the_page_and_its_markdown_lead_to_the_records(result: EvaluationResult, tmp_path: Path) -> None:
+    file = tmp_path / "my result.json"
+    save_result(result, file)
+    page = Page(command.report(file).read_text(encoding="utf-8"))
+    links = {
+        value for tag, name, value in page.attributes if (tag, name) == ("a", "href") and value[0] != "#"
+    }
+    assert {unquote(link) for link in links} == {"my result.json", "my result.csv", "my result.md"}
+    assert all((tmp_path / unquote(link)).is_file() for link in links)
+    assert "](<my%20result.json>)" in (tmp_path / "my result.md").read_text(encoding="utf-8")
+
+
+def test_how_prompts_were_put_is_said(result: EvaluationResult) -> None:
+    data = {"system": "Be brief.", "template_args": {"enable_thinking": False}}
+    text = Page(render(other(result, settings={"data": data}))).text
+    assert "'Be brief.'" in text and "enable_thinking=False" in text
+    assert "chat template was given" not in Page(render(result)).text
 
 
 def test_intervals_over_seeds_cover_the_truth() -> None:
@@ -180,6 +228,22 @@ def test_a_sheet_is_blind_and_its_key_is_the_result(sampled: tuple[EvaluationRes
     assert both.agreement.hits == sum(sides[1:]) and both.agreement.of == 9 and both.judged == 19
 
 
+def test_a_sheet_of_another_measurement_is_refused(
+    sampled: tuple[EvaluationResult, Path], tmp_path: Path
+) -> None:
+    """Its pairs have other numbers and other sides."""
+    result, file = sampled
+    lines = list(csv.DictReader(command.make_sheet(file, 100).open(encoding="utf-8")))
+    for line in lines:
+        line["better"] = "left"
+        line["right"] = line["right"].replace(" ", "\r\n")  # as a spreadsheet may write it
+    filled = fill(tmp_path / "filled.csv", lines)
+    assert command.read_sheets(file, [filled]).judged == 10
+    save_result(other(result, created="2027-01-01T00:00:00+00:00"), file)
+    with pytest.raises(UserError, match="made of another one"):
+        command.read_sheets(file, [filled])
+
+
 def fill(path: Path, lines: list[dict[str, str]]) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, review.HEAD)
@@ -197,7 +261,8 @@ def test_sheets_that_cannot_be_read_are_named(
     for content, words in (
         (f"{head}\n1,p,a,b,\n", "nothing is filled in"),
         (f"{head}\n1,p,a,b,maybe\n", "pair 1: `better` is 'maybe'"),
-        (f"{head}\n77,p,a,b,left\n", "a pair 77"),
+        (f"{head}\n77,p,a,b,left\n", "pair 77 is not this result's"),
+        (f"{head}\n1,p,a,b,left\n", "pair 1 is not this result's"),
     ):
         bad.write_text(content, encoding="utf-8")
         with pytest.raises(UserError, match=words):

@@ -77,17 +77,20 @@ class PackageFile:
 
 @dataclass(frozen=True)
 class HubSet:
-    """A data set on the Hub. files: a data file to read where the repository has no plain table."""
+    """A data set on the Hub. file: what to read of it as it is, where the repository has no plain table (some still
+    have loading scripts, which `datasets` no longer runs)."""
 
     repository: str
     config: str | None = None
     split: str = "test"
-    files: str | None = None
+    file: str | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A named set. read: a row → an item, or None where the row belongs to another set of the same file."""
+    """A named set. read: a row → an item, or None where the row belongs to another set of the same file.
+    published: where its authors keep it, for a set that neither a package nor the Hub has."""
 
     name: str
     title: str
@@ -95,3 +98,4 @@ class TaskKind:
     packages: tuple[PackageFile, ...] = ()
     hub: HubSet | None = None
     note: str = ""
+    published: str = ""

