@@ -229,7 +229,7 @@ def every_prompt(records: Sequence[PromptRecord]) -> Figure | None:
     for tau, speed, record, index in points:
         title = f"{record.id} ({record.category}): τ {tau:.2f}, {speed:.2f}×"
         plot.dot(tau, speed, "spec faint", title, link=f"prompt-{index}")
-    note = "Against the fastest plain decoding tried. A point leads to its prompt."
+    note = "Against the headline's plain decoding. A point leads to its prompt."
     return Figure("Tokens a round and speedup", plot.svg("Tokens a round and speedup of every prompt"), note)
 
 
@@ -301,7 +301,7 @@ def prompt_tau(record: PromptRecord) -> float | None:
 
 
 def prompt_speedup(record: PromptRecord) -> float | None:
-    """Decode-only speedup of one prompt, against the fastest plain decoding."""
+    """Decode-only speedup of one prompt, against the headline's plain decoding."""
     plain, speculative = (
         seconds_a_token(record.fastest or record.plain),
         seconds_a_token(record.speculative),

@@ -201,7 +201,7 @@ def _calibration(result: EvaluationResult) -> list[tuple[Reliability, Reliabilit
 def _tiles(result: EvaluationResult) -> list[Tile]:
     summary, equality = result.summary, result.summary.equality
     tiles = [
-        _tile("Speedup", summary.speedup, "×", "decoding, against the fastest plain decoding tried"),
+        _tile("Speedup", summary.speedup, "×", f"decoding, against {result.conditions.fastest_plain}"),
         _tile(
             "Tokens a round (τ)",
             summary.tau,

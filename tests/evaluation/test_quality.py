@@ -15,7 +15,7 @@ from rouge_score import rouge_scorer
 from deepspec.errors import UserError
 from deepspec.evaluation.quality.answers import is_right, last_boxed, same, value
 from deepspec.evaluation.quality.code import code_of, passes, run
-from deepspec.evaluation.quality.metrics import SHIPPED, Metric, compute, load_metric, metric_path
+from deepspec.evaluation.quality.metrics import SHIPPED, LoadedMetric, compute, load_metric, metric_path
 from deepspec.evaluation.quality.repetition import repetition_rate
 from deepspec.evaluation.quality.two_sample import two_sample
 from deepspec.evaluation.tasks.item import Check
@@ -29,7 +29,7 @@ REFERENCES = [
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Metric]]:
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LoadedMetric]]:
     import evaluate
 
     before = evaluate.config.HF_MODULES_CACHE
@@ -38,7 +38,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Metr
     assert before == evaluate.config.HF_MODULES_CACHE
 
 
-def test_bleu_is_sacrebleus(shipped: dict[str, Metric]) -> None:
+def test_bleu_is_sacrebleus(shipped: dict[str, LoadedMetric]) -> None:
     found = compute("bleu", shipped["bleu"], PREDICTIONS[:2], [REFERENCES[0], REFERENCES[1] * 2])
     streams = [[REFERENCES[0][k], REFERENCES[1][0]] for k in range(2)]
     assert found == {"bleu": pytest.approx(sacrebleu.corpus_bleu(PREDICTIONS[:2], streams).score)}
@@ -46,7 +46,7 @@ def test_bleu_is_sacrebleus(shipped: dict[str, Metric]) -> None:
     assert alone["bleu"] == pytest.approx(sacrebleu.sentence_bleu(PREDICTIONS[0], REFERENCES[0]).score)
 
 
-def test_rouge_is_rouge_scores(shipped: dict[str, Metric]) -> None:
+def test_rouge_is_rouge_scores(shipped: dict[str, LoadedMetric]) -> None:
     found = compute("rouge", shipped["rouge"], PREDICTIONS, REFERENCES)
     scorer = rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeL"])
     for kind, number in found.items():
@@ -58,7 +58,7 @@ def test_rouge_is_rouge_scores(shipped: dict[str, Metric]) -> None:
     assert set(found) == {"rouge1", "rouge2", "rougeL"}
 
 
-def test_exact_match_and_the_example_of_terms(shipped: dict[str, Metric]) -> None:
+def test_exact_match_and_the_example_of_terms(shipped: dict[str, LoadedMetric]) -> None:
     assert compute("exact_match", shipped["exact_match"], PREDICTIONS, REFERENCES)["exact_match"] == 1 / 3
     # The second reference uses two terms, the answer one of them; the others' use none.
     found = compute("term_accuracy", shipped["term_accuracy"], PREDICTIONS, REFERENCES)

@@ -106,6 +106,14 @@ def test_verdict_comes_first_and_says_slower_when_it_is(result: EvaluationResult
     assert "not measured: no tokens" in verdict(level)
 
 
+def test_nothing_is_called_the_fastest_where_no_other_was_tried() -> None:
+    alone = make_result(make_records(9, fastest=False))
+    alone.conditions.fastest_plain = (
+        "plain decoding by the same loop without a draft (float32; no other was tried)"
+    )
+    assert "fastest plain decoding tried" not in Page(render(alone)).text
+
+
 def test_an_unproven_difference_is_the_first_thing_said() -> None:
     records = make_records(6)
     spoil(records[3], proven=False)

@@ -11,7 +11,7 @@ from deepspec.errors import UserError
 SHIPPED = Path(__file__).parent.parent / "metrics"
 
 
-class Metric(Protocol):
+class LoadedMetric(Protocol):
     """The part of `evaluate.Metric` that is used."""
 
     def compute(self, *, predictions: list[str], references: list[list[str]]) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ def metric_path(name: str) -> Path:
     return path
 
 
-def load_metric(name: str) -> Metric:
+def load_metric(name: str) -> LoadedMetric:
     """Load a metric; the `evaluate` library is imported here, which takes seconds."""
     path = metric_path(name)
     import evaluate
@@ -55,7 +55,7 @@ def load_metric(name: str) -> Metric:
 
 
 def compute(
-    name: str, metric: Metric, predictions: Sequence[str], references: Sequence[Sequence[str]]
+    name: str, metric: LoadedMetric, predictions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> dict[str, float]:
     """All numbers of a metric over these answers; UserError where it fails or gives something else."""
     try:

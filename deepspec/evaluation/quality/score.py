@@ -8,7 +8,7 @@ import numpy as np
 from deepspec.evaluation.quality.answers import is_right
 from deepspec.evaluation.quality.code import isolation, passes
 from deepspec.evaluation.quality.findings import Quality, QualityRow
-from deepspec.evaluation.quality.metrics import Metric, compute, load_metric, metric_path
+from deepspec.evaluation.quality.metrics import LoadedMetric, compute, load_metric, metric_path
 from deepspec.evaluation.quality.repetition import repetition_rate
 from deepspec.evaluation.quality.two_sample import two_sample
 from deepspec.evaluation.result import Decoding, PromptRecord
@@ -36,7 +36,7 @@ class _Scorer:
     """Scores of single answers; equal texts are scored once."""
 
     plan: QualityPlan
-    metrics: dict[str, Metric]
+    metrics: dict[str, LoadedMetric]
     known: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     timeouts: int = 0
     programs: int = 0
