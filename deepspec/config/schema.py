@@ -86,8 +86,11 @@ class Parallel(Enum):
 
 
 class Optimiser(Enum):
+    """`muon` is torch's Muon for inner matrices and AdamW for heads, tables, norms and biases."""
+
     adamw = "adamw"
     sgd = "sgd"
+    muon = "muon"
 
 
 class KeepBest(Enum):

@@ -240,6 +240,10 @@ class TrainableDraft(PreTrainedModel):
         """Target layers whose outputs are the features, 0-based, ascending."""
         return list(self.config.capture_layers)
 
+    def steps_at(self, progress: float) -> int | None:
+        """How many draft steps to unroll (`DraftBatch.steps`) when so much of the training, 0 … 1, is done."""
+        return None
+
     @abstractmethod
     def forward(self, batch: DraftBatch) -> DraftLoss:
         """Loss sums, weights and per-position statistics of one batch of packed rows."""
