@@ -222,6 +222,7 @@ class TrainableDraft(PreTrainedModel):
     """
 
     needs_features = True
+    one_pass: ClassVar[bool] = False  # drafts all tokens of a chain in one forward; else one in each
     # Drafts of other families that this one may start from: model_type → prefixes of the tensors they lack.
     init_conversions: ClassVar[dict[str, tuple[str, ...]]] = {}
 

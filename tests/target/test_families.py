@@ -17,6 +17,8 @@ def test_a_family_works_or_says_why_not() -> None:
     )
     rows = dict.fromkeys(done.stdout.splitlines())
     assert "| llama | yes | yes | yes | yes |  |" in rows
-    assert "| gpt2 | yes | yes | yes | yes |  |" in rows  # its head reads what other families' outputs have not
+    assert (
+        "| gpt2 | yes | yes | yes | yes |  |" in rows
+    )  # its head reads what other families' outputs have not
     assert any(row.startswith("| mamba | no | no | no | no | This target has layers of type") for row in rows)
     assert "| bart | ValueError: an encoder and a decoder |" in rows
