@@ -8,6 +8,7 @@ if __name__ == "__main__":
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.evaluation.calibration import store
 from deepspec.evaluation.fit import check_data, check_recipe
-from deepspec.evaluation.journal import Journal
+from deepspec.evaluation.journal import Journal, remove
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
 from deepspec.evaluation.quality.metrics import metric_path
 from deepspec.evaluation.quality.score import check_metrics
@@ -138,7 +139,9 @@ def _run(config: Config, shared: Shared) -> Path:
         lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype))),
         following(_template(config, target).prompt, target.max_positions - config.decode.max_new_tokens),
     )
-    journal = Journal(path.parent, made_of, shared.rank, shared.processes)
+    # what the result's fingerprint leaves out, as no result says otherwise yet: which target decodes
+    measured = fingerprint([made_of, without_name(target.identity())])
+    journal = Journal(path.parent, measured, shared.rank, shared.processes)
     result = evaluate(config, subject, prompts, papers, journal, shared.wait)
     if result is None:  # another process of this launch writes it
         return path.with_name("report.html")
@@ -189,13 +192,14 @@ def check_prompts(config: Config) -> None:
         raise UserError("evaluate.tasks and evaluate.prompts are both set: choose one of them.")
     if config.evaluate.prompts is not None:
         if not Path(config.evaluate.prompts).is_file():
-            raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
+            raise UserError(f"evaluate.prompts: there is no file {config.evaluate.prompts}.")
         read_source(config)
 
 
 def _finish_again(result: EvaluationResult, path: Path, shared: Shared) -> Path:
     if shared.rank:
         return path.with_name("report.html")
+    remove(path.parent)  # a kill between the result and this; else measuring again would find these records
     print(f"Measured already ({result.created}); to measure again, remove {path}.", flush=True)
     return _finish(result, path)
 
@@ -367,6 +371,12 @@ def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Pro
     if not kept:
         why = "; ".join(f"{count}: {reason}" for reason, count in excluded.items()) or "it is empty"
         raise UserError(f"{source.path} has no prompt that can be evaluated ({why}).")
+    twice = [name for name, count in Counter(prompt.id for prompt in kept).items() if count > 1]
+    if twice:  # records are kept by it, and one would stand for both
+        raise UserError(
+            f"{source.name}: two prompts have the id {twice[0]!r}. Give them ids of their own, and name no set or file "
+            "twice."
+        )
     return kept, excluded
 
 

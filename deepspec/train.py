@@ -277,7 +277,8 @@ def _save(
 
 
 def _result(counters: Counters) -> str:
-    parts = [f"{counters.step} steps", f"{counters.tokens} tokens", f"{counters.seconds:.0f} s of training"]
+    steps = f"{counters.step} step{'s' * (counters.step != 1)}"
+    parts = [steps, f"{counters.tokens} tokens", f"{counters.seconds:.0f} s of training"]
     evaluation = counters.evaluation
     if counters.best is not None and counters.best["step"] != counters.step:
         evaluation = counters.best["evaluation"]

@@ -60,3 +60,16 @@ def test_ctrl_c_stops_the_installation(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "WENT ON" not in rest
     assert "default index" not in rest
+
+
+def test_the_projects_folder_is_found_whatever_the_shell_searches() -> None:
+    """Where CDPATH is set, `cd` with a relative name prints the folder it went to."""
+    done = subprocess.run(
+        ["bash", "-c", "source scripts/common.sh && printf '%s' \"$root\""],
+        cwd=ROOT,
+        env={**os.environ, "CDPATH": f".:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == str(ROOT)

@@ -18,6 +18,7 @@ NAMED_BY_HYDRA = re.compile(r"Could not (?:override|append to config)[^']*'([^']
 IN_FILE = re.compile(r"In '([^']+)': ")
 AMBIGUOUS = re.compile(r"Ambiguous value for argument '(.+)'")
 UNKNOWN_REFERENCE = re.compile(r"Interpolation key '([^']+)' not found")
+NOT_IN_ENVIRONMENT = re.compile(r"Environment variable '([^']+)' not found")
 MISSING = re.compile(r"[Mm]issing mandatory value: (\S+)")
 
 
@@ -80,7 +81,7 @@ def _explain_one(one: BaseException, chain: list[BaseException], keys: dict[str,
     if isinstance(one, OverrideParseException):
         return (
             f"`{one.override}` cannot be read. Write key=value, "
-            "and put a value with commas or quotes into quotes: key='a, b'."
+            "and put a value with commas, brackets, = or quotes into quotes: key='a, b'."
         )
     if "'recipe'" in text and "+recipe=" in text:
         return "Write +recipe=NAME, with a plus sign. " + _recipes()
@@ -92,6 +93,10 @@ def _explain_one(one: BaseException, chain: list[BaseException], keys: dict[str,
         )
     if text.startswith("Error merging override ~"):
         return f"`{text.rsplit(' ', 1)[-1]}` would remove a setting; give it another value instead."
+    variable = NOT_IN_ENVIRONMENT.search(text)
+    if variable:
+        name = variable.group(1)
+        return f"`${{oc.env:{name}}}`{where} reads the environment variable {name}, which is not set: export {name}=..."
     unknown = UNKNOWN_REFERENCE.search(text)
     if unknown:
         hint = _did_you_mean(unknown.group(1), keys)

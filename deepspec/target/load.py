@@ -2,7 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from deepspec.target.dtype import probe_dtype
 from deepspec.target.model import Target
 
 BUILTIN = "builtin:"
+HUB_RETRIES = "huggingface_hub.utils._http"  # the logger that prints each of them
 CONFIGURATION = ("config.json", "generation_config.json")
 
 
@@ -32,11 +36,12 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     device = _device(config.device)
     common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     try:
-        model_config = AutoConfig.from_pretrained(path, **common)
-        tokenizer = AutoTokenizer.from_pretrained(path, **common)
-        _check_vocabulary(config, tokenizer, model_config)
-        dtype = resolve_dtype(config.dtype, device, model_config)
-        model = _model(path, config, dtype, common)
+        with _one_line_for_the_hub(path):
+            model_config = AutoConfig.from_pretrained(path, **common)
+            tokenizer = AutoTokenizer.from_pretrained(path, **common)
+            _check_vocabulary(config, tokenizer, model_config)
+            dtype = resolve_dtype(config.dtype, device, model_config)
+            model = _model(path, config, dtype, common)
         model.to(device)  # type: ignore[arg-type]
         target = Target(model, tokenizer, config.name, _identity(model, tokenizer, config, path))
     except UserError:
@@ -45,6 +50,23 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
         raise UserError(_explain(config, error)) from error
     target.check_layers(layers)
     return target
+
+
+@contextmanager
+def _one_line_for_the_hub(path: str) -> Iterator[None]:
+    """What is waited for, said once; the hub's library would print every retry, twice."""
+    if Path(path).is_dir():
+        yield
+        return
+    if os.environ.get("RANK", "0") == "0":
+        print(f"Asking the Hugging Face hub for {path} ...", flush=True)
+    logger = logging.getLogger(HUB_RETRIES)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _check_vocabulary(config: TargetConfig, tokenizer: Any, model_config: Any) -> None:
@@ -118,6 +140,11 @@ def _explain(config: TargetConfig, error: Exception) -> str:
             f"The target {config.path} brings its own Python code. If you trust it, run again with "
             "target.trust_remote_code=true (it will be recorded in every manifest)."
         )
+    if "couldn't connect to" in text:
+        return (
+            f"The target {config.path!r} is no folder here, and the Hugging Face hub cannot be reached. Check the name "
+            "and the network, or give a local model folder (target.path=./FOLDER)."
+        )
     reason = text[:300] or type(error).__name__
     return f"The target {config.path!r} could not be loaded: {reason} (target.path is a hub name or a local folder.)"
 
@@ -145,8 +172,7 @@ def _weights_of(folder: Path) -> str:
     Files in name order; the configuration, because another rope or end token gives other answers. A
     conversion's own files may differ in bytes from one library version to the next, its source does not.
     """
-    manifest = folder / MANIFEST
-    if manifest.is_file() and (source := json.loads(manifest.read_text()).get("gguf_sha256")):
+    if source := _converted_from(folder):
         return source[:16]
     digest = hashlib.sha256()
     settings = [file for name in CONFIGURATION if (file := folder / name).is_file()]
@@ -155,3 +181,13 @@ def _weights_of(folder: Path) -> str:
             while block := stream.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()[:16]
+
+
+def _converted_from(folder: Path) -> str | None:
+    """The sha256 of what a built-in target was converted from; other folders may have a manifest of anything."""
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    source = content.get("gguf_sha256") if isinstance(content, dict) else None
+    return source if isinstance(source, str) else None

@@ -159,8 +159,10 @@ def test_command_without_a_running_application_is_the_bare_command() -> None:
         ("train.loss.kl=1.0", ["+train.loss.kl="]),
         ("train.seed=1,2", ["train.seed=1,2", "--multirun"]),
         ("out=${nam}", ["`${nam}`", "`name`"]),
+        ("out=${oc.env:NOT_SET_HERE}", ["`${oc.env:NOT_SET_HERE}`", "export NOT_SET_HERE="]),
         ("~train.epochs", ["~train.epochs"]),
         ("epochs", ["`epochs`", "key=value"]),
+        ("out=a=b", ["`out=a=b`", "= or quotes into quotes"]),
         ("out=taken", ["taken", "out="]),
     ],
 )
