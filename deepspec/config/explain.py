@@ -124,7 +124,7 @@ def _did_you_mean(key: str, keys: dict[str, Any]) -> str:
 def _about_key(key: str, one: OmegaConfBaseException, where: str, keys: dict[str, Any]) -> str | None:
     name = key.partition("[")[0]
     if name in keys and isinstance(one, ConfigKeyError | ConfigAttributeError):
-        return f"`{key}`{where} is a setting of another draft than the one chosen."
+        return f"`{key}`{where} is a setting of another draft than the one chosen. {_other_draft(where)}"
     if name in keys:
         given = "null" if one.value is None else repr(str(one.value))
         return f"`{key}`{where} takes {takes(keys[name])}, not {given}."
@@ -133,6 +133,12 @@ def _about_key(key: str, one: OmegaConfBaseException, where: str, keys: dict[str
     if str(keys.get(name.rpartition(".")[0], "")).startswith("dict["):
         return f"`{key}` is not set yet; write a plus sign to add it: +{key}=..."
     return unknown_key(key, where, keys)
+
+
+def _other_draft(where: str) -> str:
+    if where:
+        return "Take a recipe of the draft you want, or copy this one and change its `draft:`."
+    return "Leave it out, or choose the draft that has it with draft=..."
 
 
 def _whole_key(key: str, chain: list[BaseException]) -> str:

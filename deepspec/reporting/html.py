@@ -115,6 +115,7 @@ def render(result: EvaluationResult) -> str:
             calibration=_calibration(result),
             resources=words.resources(result),
             quality_rows=result.quality.rows if result.quality else [],
+            measures=words.measures(result.quality) if result.quality else [],
             **_figures(result),
         )
     )

@@ -111,7 +111,7 @@ def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> T
         with ExitStack() as stack:
             if accelerator.is_main_process:
                 state.history = stack.enter_context(History(run.out / "history.jsonl", counters.step))
-            interrupt = stack.enter_context(Interrupt())
+            interrupt = stack.enter_context(Interrupt(speaks=accelerator.is_main_process))
             trace = profiler(config.profile, run.out / "profile", accelerator.process_index)
             state.profile = stack.enter_context(trace)
             if counters.stopped is None:

@@ -189,8 +189,15 @@ def test_least_values_pass(here: Stage) -> None:
 
 def test_a_key_of_another_draft(here: Stage) -> None:
     said = sentence(here("name=x", "draft=other", "draft.ttt_steps=2"))
-    assert said == "`draft.ttt_steps` is a setting of another draft than the one chosen."
+    assert said.startswith(
+        "`draft.ttt_steps` is a setting of another draft than the one chosen. Leave it out"
+    )
     assert "`draft.ttt_steps`" in sentence(here("name=x", "draft=other", "+draft.ttt_steps=2"))
+
+
+def test_another_draft_for_a_recipe_with_options_of_its_own_is_told_what_to_do(here: Stage) -> None:
+    said = sentence(here("+recipe=quickstart", "draft=other"))
+    assert "recipes/quickstart.yaml" in said and "Take a recipe of the draft you want" in said
 
 
 def test_mistakes_end_a_real_process_the_same_way(stage: Stage) -> None:
