@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the pages of docs/ that are made from the code: every key, the result file, every error's words.
 
-    python scripts/make_docs.py            write them
-    python scripts/make_docs.py --check    say which are not up to date; exit status 1 if any
+python scripts/make_docs.py            write them
+python scripts/make_docs.py --check    say which are not up to date; exit status 1 if any
 """
 
 import ast
@@ -54,7 +54,7 @@ def configuration() -> str:
         "| stage | |",
         "|---|---|",
         *(f"| `deepspec.{name}` | {_text(stage.purpose)} |" for name, stage in STAGES.items()),
-        "",
+        "\n",
     ]
     for section in sections(None):
         if section.name == "train":
@@ -135,7 +135,9 @@ def result_file() -> str:
             kind = hints[field.name]
             inner = _classes(kind)
             words = _text(said[field.name].words)
-            if inner and said[field.name].words == " ".join((inner[0].__doc__ or "").replace("`", "").split()):
+            if inner and said[field.name].words == " ".join(
+                (inner[0].__doc__ or "").replace("`", "").split()
+            ):
                 words = ""  # it stands under the type's own heading
             parts.append(f"| `{field.name}` | {_kind(kind)} | {words} |")
             waiting += inner
@@ -157,7 +159,11 @@ def _classes(kind: Any) -> list[type]:
 
 def _kind(kind: Any) -> str:
     name = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-    text = "`" + re.sub(r"(?:\w+\.)+(\w+)", r"\1", name).replace("NoneType", "null").replace("None", "null") + "`"
+    text = (
+        "`"
+        + re.sub(r"(?:\w+\.)+(\w+)", r"\1", name).replace("NoneType", "null").replace("None", "null")
+        + "`"
+    )
     text = text.replace("|", "or")
     inner = _classes(kind)
     return f"[{text}](#{inner[0].__name__.lower()})" if inner else text
@@ -213,13 +219,14 @@ def _name(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        return node.attr
+        return _name(node.value) if node.attr.startswith("__") else node.attr
     if isinstance(node, ast.Subscript):
         return _name(node.value)
     if isinstance(node, ast.BinOp):
         return _name(node.left)
     if isinstance(node, ast.Call):
-        return _name(node.args[-1]) if node.args else _name(node.func)
+        of = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+        return _name(node.args[-1] if node.args else of)
     return "…"
 
 

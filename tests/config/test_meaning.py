@@ -44,7 +44,11 @@ class Base:
     # once more
     above: list[int] = field(default_factory=list)
     both: int = 2  # beside
-    wrapped: int = 3  # inside of parentheses  # and after them
+    wrapped: list[str] = field(
+        default_factory=lambda: [
+            "a default that is too long for one line, so that the formatter keeps the brackets as they are",
+        ]  # inside of parentheses
+    )  # and after them
     text: str = "# no comment"  # a comment
     # -- a heading
     inherited: int = 4  # of the base
@@ -70,7 +74,7 @@ def test_comments_are_found_wherever_they_may_stand() -> None:
         "beside": Said("its own", ""),
         "above": Said("above it, and once more", ""),
         "both": Said("beside", ""),
-        "wrapped": Said("inside of parentheses", ""),
+        "wrapped": Said("inside of parentheses and after them", ""),
         "text": Said("a comment", ""),
         "inherited": Said("of the base", "a heading"),
         "after": Said("", "a heading"),
