@@ -56,7 +56,12 @@ def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
             return None if error in defects else explain(error, keys) or _about_folder(error)
 
         application = hydra.main(version_base="1.3", config_path=None, config_name=PRIMARY)(task)
-        with_sentences(application, explained)
+        try:
+            with_sentences(application, explained)
+        except BrokenPipeError as error:
+            if error in defects:
+                raise
+            _reader_left()
 
     return main
 
@@ -174,9 +179,15 @@ def _about_disk(error: Exception) -> str | None:
 
 def _about_folder(error: Exception) -> str | None:
     """Before a stage starts the only thing written is the run's folder."""
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError) or error.filename is None:
         return None
     return f"The run's folder {error.filename} cannot be made ({error.strerror}). Choose another with out=..."
+
+
+def _reader_left() -> NoReturn:
+    """Whoever read --help has seen enough (`| head`); Python would complain once more when it flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
 
 
 def _stop(sentence: str) -> None:

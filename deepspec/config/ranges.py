@@ -1,4 +1,4 @@
-"""Bounds of the numbers in the configuration, checked before any work; no other file states them."""
+"""Bounds of the values in the configuration, checked before any work; no other file states them."""
 
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -25,6 +25,7 @@ SEED: Bound = (lambda x: 0 <= x < 2**63, "0 or more and less than 2**63")
 BOUNDS: dict[str, Bound] = {
     "draft.layers": AT_LEAST_1,
     "draft.ttt_steps": AT_LEAST_1,
+    "draft.ttt_ramp": FRACTION,
     "draft.step_decay": POSITIVE,
     "draft.vocab_size": AT_LEAST_1,
     "draft.capture_layers": AT_LEAST_0,
@@ -66,6 +67,7 @@ BOUNDS: dict[str, Bound] = {
     "train.betas": BELOW_1,
     "train.clip": AT_LEAST_0,
     "train.loss": AT_LEAST_0,  # each part's weight
+    "train.resume": (lambda x: x in ("auto", "never"), "auto or never"),
     "train.log_every": AT_LEAST_1,
     "train.eval_every": AT_LEAST_1,
     "train.eval_rows": AT_LEAST_0,
@@ -135,7 +137,7 @@ BOUNDS: dict[str, Bound] = {
 
 
 def check(config: Config) -> None:
-    """Raise a `UserError` for the first number outside its bounds; lists and mappings are checked item by item.
+    """Raise a `UserError` for the first value outside its bounds; lists and mappings are checked item by item.
 
     Null passes: where the type has it, it is a choice of its own.
     """
@@ -163,8 +165,6 @@ def check(config: Config) -> None:
                 f"`{key}` is {steps}, and a row of `data.max_length={config.data.max_length}` tokens has room for "
                 f"{config.data.max_length - 2} drafted ones. Lower the one or raise the other."
             )
-    if config.train.resume not in ("auto", "never"):
-        raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
     if config.train.patience is not None and config.train.keep_best is KeepBest.none:
         raise UserError(
             "`train.patience` waits for a better evaluation, and `train.keep_best=none` compares none. Use "

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from deepspec.drafts.options import check_choices
 from deepspec.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ def untrained_draft(options: Any) -> "Drafter | None":
 def check_options(options: Any) -> None:
     """`UserError` for hyper-parameters that no target makes right; bounds of numbers are the configuration's.
 
-    An option class says the rest in a method `check()`, if there is more to say.
+    An option class says what is between its options in a method `check()`, if there is anything.
     """
     known = DRAFTS | UNTRAINED
     if options.algorithm not in known:
         raise UserError(
             f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(known))}."
         )
+    check_choices(options)
     if hasattr(options, "check"):
         options.check()
 

@@ -287,7 +287,14 @@ def test_cfg_job_prints_yaml_and_runs_nothing(stage: Stage, tmp_path: Path) -> N
 def test_help_names_recipes_groups_and_keys(stage: Stage) -> None:
     done = stage("--help")
     assert done.returncode == 0
-    for part in ("+recipe=NAME", "quickstart", "smollm2_135m_hub", "eagle3", "--multirun", "ttt_steps: 5"):
+    for part in (
+        "+recipe=NAME",
+        "quickstart",
+        "smollm2_135m_hub",
+        "eagle3",
+        "--multirun",
+        "draft.ttt_steps=5",
+    ):
         assert part in done.stdout
 
 
