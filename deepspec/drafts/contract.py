@@ -222,6 +222,8 @@ class TrainableDraft(PreTrainedModel):
     """
 
     needs_features = True
+    # How many positions before its anchor a draft reads features of, in training; None: all of its document.
+    feature_reach: ClassVar[int | None] = None
     # Drafts of other families that this one may start from: model_type → prefixes of the tensors they lack.
     init_conversions: ClassVar[dict[str, tuple[str, ...]]] = {}
 

@@ -47,6 +47,10 @@ class Eagle3Options(RecursiveOptions):
         check_choice("head", self.head, ("trained", "frozen"))
         check_choice("start", self.start, ("random", "target"))
 
+    def layers_copied(self, count: int) -> int:
+        """How many of the target's `count` layers, from the first, a fresh draft looks at to start from."""
+        return count if self.start == "target" else 1
+
 
 @dataclass
 class EagleOptions(RecursiveOptions):
@@ -146,6 +150,10 @@ class StandaloneOptions:
     vocab_size: int | None = None  # draft vocabulary; null = the target's
     confidence: bool = False  # a head that says how likely the next token is to be accepted
     init_from: str | None = None  # folder of a saved draft of the same shape to start from
+
+    def layers_copied(self, count: int) -> int:
+        """How many of the target's `count` layers, from the first, a fresh draft starts from."""
+        return min(self.layers, count) if self.start == "target" else 1
 
 
 @dataclass
