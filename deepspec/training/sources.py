@@ -145,7 +145,9 @@ def draft_batch(
     )
 
 
-def fetched_ahead(windows: Iterator[list[RowBatch]], source: FeatureSource) -> Generator[list[RowBatch], None, None]:
+def fetched_ahead(
+    windows: Iterator[list[RowBatch]], source: FeatureSource
+) -> Generator[list[RowBatch], None, None]:
     """The same windows; with `source.ahead`, so many are fetched beforehand with their features in `captured`.
 
     What fails in the thread is raised here, at the window that it was for.

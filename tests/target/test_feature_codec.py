@@ -34,7 +34,9 @@ def test_each_number_is_within_the_formats_rounding(format: StoreFormat, seed: i
     codec = Codec(format, channels)
     back = codec.decode(codec.encode(hidden), torch.float64)
     for token in range(len(hidden)):
-        largest = max(abs(float(hidden[token, 0, c])) / float(channels[0, c]) for c in range(hidden.shape[-1]))
+        largest = max(
+            abs(float(hidden[token, 0, c])) / float(channels[0, c]) for c in range(hidden.shape[-1])
+        )
         for c in range(hidden.shape[-1]):
             real, channel = float(hidden[token, 0, c]), float(channels[0, c])
             if format is StoreFormat.int8:  # half a step of the token's scale
@@ -93,7 +95,8 @@ def test_bytes_a_token_against_six_bf16_vectors(layers: int, most: float) -> Non
 @given(mask=st.lists(st.booleans(), min_size=1, max_size=12), reach=st.none() | st.integers(1, 5))
 def test_needed_positions_by_a_plain_loop(mask: list[bool], reach: int | None) -> None:
     expected = [
-        any(mask[i] for i in range(j + 1, len(mask)) if reach is None or i - j <= reach) for j in range(len(mask))
+        any(mask[i] for i in range(j + 1, len(mask)) if reach is None or i - j <= reach)
+        for j in range(len(mask))
     ]
     assert needed(np.array(mask), reach).tolist() == expected
     assert teachers(np.array(mask)).tolist() == [*mask[1:], False]

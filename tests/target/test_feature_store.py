@@ -64,7 +64,10 @@ def test_an_exact_store_gives_what_the_target_says(target: Target, layers: list[
         for together in (split[:1], [split[2], split[0], split[3]]):
             length = max(len(one["tokens"]) for one in together)
             several = [
-                {name: one[name] + [-1 if name == "documents" else 0] * (length - len(one[name])) for name in one}
+                {
+                    name: one[name] + [-1 if name == "documents" else 0] * (length - len(one[name]))
+                    for name in one
+                }
                 for one in together
             ]
             now = columns(several)
@@ -72,15 +75,21 @@ def test_an_exact_store_gives_what_the_target_says(target: Target, layers: list[
             real = target.capture(now["tokens"], now["positions"], now["documents"], layers)
             anywhere = kept(now["loss_mask"], now["documents"], None)
             taught = kept(now["loss_mask"], now["documents"], 1)
-            torch.testing.assert_close(found.features[anywhere], real.features[anywhere], rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(found.last_hidden[taught], real.last_hidden[taught], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                found.features[anywhere], real.features[anywhere], rtol=1e-5, atol=1e-5
+            )
+            torch.testing.assert_close(
+                found.last_hidden[taught], real.last_hidden[taught], rtol=1e-5, atol=1e-5
+            )
             assert not found.features[~anywhere].any()
             assert found.features.shape == real.features.shape
             assert found.last_hidden.shape == real.last_hidden.shape
 
 
 @pytest.mark.parametrize("format", [StoreFormat.int8, StoreFormat.fp8, StoreFormat.bf16])
-def test_rounded_stores_are_off_by_their_rounding(target: Target, format: StoreFormat, tmp_path: Path) -> None:
+def test_rounded_stores_are_off_by_their_rounding(
+    target: Target, format: StoreFormat, tmp_path: Path
+) -> None:
     made = order(tmp_path / "features", target, LAYERS, format)
     make_store(made, target, say=quiet)
     now = columns(made.splits["train"][:1])
@@ -196,14 +205,16 @@ def test_a_killed_capture_goes_on_to_the_same_bytes(
     left = sorted(path.name for path in folder.glob("train-*.safetensors"))
     assert 0 < len(left) < len(list(whole.folder.glob("train-*.safetensors")))
     assert not (folder / "manifest.json").exists()
-    with pytest.raises(UserError, match="not complete. Make it first: python -m deepspec.capture"):
+    with pytest.raises(UserError, match=r"not complete. Make it first: python -m deepspec.capture"):
         FeatureStore(folder, "python -m deepspec.capture")
     stamps = {name: (folder / name).stat().st_mtime_ns for name in left}
     again = order(folder, target, LAYERS, StoreFormat.int8)
     make_store(again, target, say=quiet)
     assert contents(folder) == contents(whole.folder)
     assert {name: (folder / name).stat().st_mtime_ns for name in left} == stamps
-    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.folder.iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in whole.folder.iterdir()
+    )
     ours, theirs = (json.loads((one / "manifest.json").read_text()) for one in (folder, whole.folder))
     assert ours["sha256"] == theirs["sha256"]
 
@@ -248,7 +259,9 @@ def test_a_flipped_byte_and_a_missing_shard_are_named(target: Target, tmp_path: 
         reader(made.folder, target, LAYERS)
 
 
-def test_checksums_are_read_once_a_shard(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_are_read_once_a_shard(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = order(tmp_path / "features", target, LAYERS)
     make_store(made, target, say=quiet)
     asked: list[str] = []
@@ -298,7 +311,7 @@ def test_other_data_and_unknown_documents_are_refused(target: Target, tmp_path: 
     made = order(tmp_path / "features", target, LAYERS)
     make_store(made, target, say=quiet)
     store = FeatureStore(made.folder, "python -m deepspec.capture")
-    with pytest.raises(UserError, match="captured from other data.*python -m deepspec.capture"):
+    with pytest.raises(UserError, match=r"captured from other data.*python -m deepspec.capture"):
         check_store(store, made.made_of, "0123")
     stranger = columns([row([(5, 7, 0)], 991)])
     with pytest.raises(UserError, match="no features of a document of these data"):
@@ -326,7 +339,9 @@ def test_too_little_disk_is_said_before_anything_runs(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate_module.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(UserError, match=r"features would take .*features.format=int8.*features.source=online"):
+    with pytest.raises(
+        UserError, match=r"features would take .*features.format=int8.*features.source=online"
+    ):
         make_store(order(tmp_path / "features", target, LAYERS), target, say=quiet)
 
 

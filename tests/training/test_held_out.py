@@ -7,8 +7,8 @@ import torch
 
 from deepspec.drafts.contract import DraftBatch, DraftContext
 from deepspec.training.batches import Plan, windows
-from deepspec.training.sources import Online, draft_batch
 from deepspec.training.held_out import HeldOut, evaluate_held_out
+from deepspec.training.sources import Online, draft_batch
 from tests.training.fakes import FakeConfig, FakeDraft, FakeTarget, V, rows
 from tests.training.worker import accelerator_for_tests
 

@@ -3,8 +3,8 @@
 import torch
 
 from deepspec.training.batches import Plan, windows
-from deepspec.training.sources import Online, draft_batch
 from deepspec.training.memory import GIB, FeatureMemory, split_budget
+from deepspec.training.sources import Online, draft_batch
 from tests.training.fakes import FakeTarget
 from tests.training.fakes import rows as make_rows
 

@@ -12,7 +12,6 @@ from deepspec.config.schema import TrainConfig
 from deepspec.drafts.contract import DraftBatch, DraftLoss
 from deepspec.errors import UserError
 from deepspec.training.batches import Plan, windows
-from deepspec.training.sources import Online, draft_batch
 from deepspec.training.optimiser import (
     Micro,
     Stepper,
@@ -20,6 +19,7 @@ from deepspec.training.optimiser import (
     loss_coefficients,
     new_optimiser,
 )
+from deepspec.training.sources import Online, draft_batch
 from tests.training.fakes import FakeConfig, FakeDraft, FakeTarget, rows
 from tests.training.worker import accelerator_for_tests
 

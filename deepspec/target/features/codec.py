@@ -16,6 +16,7 @@ from deepspec.errors import UserError
 LOSSY = {StoreFormat.int8: torch.int8, StoreFormat.fp8: torch.float8_e4m3fn}
 EXACT = {StoreFormat.bf16: torch.bfloat16, StoreFormat.fp32: torch.float32}
 LARGEST = {StoreFormat.int8: 127.0, StoreFormat.fp8: 448.0}  # that the format holds
+BULK = 0.9
 TINY = 1e-30  # instead of a scale of zero
 
 
@@ -61,10 +62,11 @@ class Codec:
 
 
 def channel_scales(hidden: Tensor) -> Tensor:
-    """[N, L, H] of a few rows → float32 [L, H] on the CPU: a channel's mean size, each token counting alike.
+    """[N, L, H] of a few rows → float32 [L, H] on the CPU: the size that `BULK` of a channel's values
+    stay below, each token counting alike.
 
-    The mean and not the largest value: one token with a massive value in a channel (a text's first one often has it)
-    would else cost all other tokens that channel.
+    Not the largest value: the few tokens with a massive value in a channel (a text's first one often has it) would
+    else cost all others that channel.
     """
     sizes = hidden.float().abs()
     if not bool(torch.isfinite(sizes).all()):
@@ -72,7 +74,8 @@ def channel_scales(hidden: Tensor) -> Tensor:
             "The target's hidden states are not finite numbers: its weights are damaged, or target.dtype is too "
             "narrow for it. Nothing was stored."
         )
-    channels = (sizes / sizes.mean(-1, keepdim=True).clamp(min=TINY)).mean(0)
+    sizes = sizes / sizes.mean(-1, keepdim=True).clamp(min=TINY)
+    channels = sizes.kthvalue(max(1, round(BULK * len(sizes))), dim=0).values
     return channels.clamp(min=1e-6 * float(channels.mean().clamp(min=TINY))).cpu()
 
 

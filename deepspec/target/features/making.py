@@ -89,7 +89,6 @@ def make_store(
 
     Errors: a store made with other settings, too little disk, a format that damages the teacher.
     """
-    folder = order.folder
     if group.rank == 0:
         _settle(order, target, say)
     group.wait()
