@@ -110,6 +110,8 @@ def test_the_gate_measures_the_teacher_and_stops_a_bad_format(target: Target, tm
     with pytest.raises(UserError, match=r"off by .* nats .*features\.format=bf16"):
         make_store(made, target, say=quiet)
     assert not (made.folder / "manifest.json").exists()
+    make_store(order(made.folder, target, LAYERS, StoreFormat.bf16), target, say=quiet)
+    assert FeatureStore(made.folder, "x").made_of["format"] == "bf16"
 
 
 def test_a_short_reach_and_all_positions(target: Target, tmp_path: Path) -> None:
@@ -124,8 +126,9 @@ def test_a_short_reach_and_all_positions(target: Target, tmp_path: Path) -> None
     assert sizes == {"all": (now["documents"] >= 0).sum(), "needed": now_kept[0], "one": now_kept[1]}
 
 
-def test_a_draft_may_read_some_of_the_layers(target: Target, tmp_path: Path) -> None:
-    made = order(tmp_path / "features", target, [0, 2, 3], StoreFormat.int8)
+@pytest.mark.parametrize("format", [StoreFormat.int8, StoreFormat.fp8])
+def test_a_draft_may_read_some_of_the_layers(target: Target, format: StoreFormat, tmp_path: Path) -> None:
+    made = order(tmp_path / "features", target, [0, 2, 3], format)
     make_store(made, target, say=quiet)
     now = columns(made.splits["train"][:1])
     some = reader(made.folder, target, [2]).read(now["tokens"], now["loss_mask"], now["documents"])

@@ -7,7 +7,6 @@ the new manifest replaces the old one.
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +127,10 @@ def _settle(order: Order, target: Any, say: Callable[[str], None]) -> None:
     folder = order.folder
     before = read_manifest(folder, order.made_by, KEYS) if (folder / MANIFEST).is_file() else None
     work = _unfinished(folder)
+    if work is not None and "quality" not in work:
+        work = None  # stopped before anything was captured: ours, but nothing to keep
+        _remove_unlisted(folder, before)
+        (folder / WORK).unlink()
     for found in (before, work):
         difference = differences(found["made_of"], order.made_of) if found is not None else ""
         if difference and not order.overwrite:
@@ -144,7 +147,7 @@ def _settle(order: Order, target: Any, say: Callable[[str], None]) -> None:
         path.unlink(missing_ok=True)
     size = order.size()
     check_disk(size, written_bytes(folder), folder)
-    if work is not None and work["data"] == order.data and "quality" in work:
+    if work is not None and work["data"] == order.data:
         say(f"{folder} is not finished: going on.")
         return
     work = {"made_of": order.made_of, "data": order.data}
@@ -264,7 +267,7 @@ def _unfinished(folder: Path) -> dict[str, Any] | None:
 def _remove_unlisted(folder: Path, manifest: dict[str, Any] | None) -> None:
     """Shards and other files of unfinished work that no manifest knows."""
     kept = manifest[SUMS].keys() if manifest is not None else set()
-    for path in [*folder.glob("*.safetensors"), *folder.glob(f"*-*{DONE}"), folder / WORK]:
+    for path in [*folder.glob("*.safetensors"), *folder.glob(f"*-*{DONE}")]:
         if path.name not in kept:
             path.unlink(missing_ok=True)
 
@@ -272,4 +275,6 @@ def _remove_unlisted(folder: Path, manifest: dict[str, Any] | None) -> None:
 def _empty(folder: Path) -> None:
     """Remove a store, manifest first: what is left of a killed removal is no store."""
     (folder / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    for path in folder.iterdir():
+        if path.name != LOCK:
+            path.unlink()

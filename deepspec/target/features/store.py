@@ -5,6 +5,7 @@ Folder: `manifest.json`, `channels.safetensors` (the channel scales, lossy forma
 first opened; at most `OPEN` are open at a time, so that memory does not grow with the store.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ class FeatureStore:
         self._where = index["where"].numpy()
         self._open: OrderedDict[str, Shard] = OrderedDict()
         self._sound: set[str] = set()
+        self._lock = threading.Lock()  # rows are read ahead in one thread and evaluated in another
 
     def _channels(self) -> Tensor | None:
         path = self.folder / CHANNELS
@@ -86,7 +88,9 @@ class FeatureStore:
                 f"missing: {self.made_by}"
             )
         try:
-            return self._shard(place[0]).read(part, place[1])
+            with self._lock:
+                shard = self._shard(place[0])
+            return shard.read(part, place[1])
         except SafetensorError as error:
             raise UserError(
                 f"{self.folder / place[0]} cannot be read ({error}). Remove {self.folder} and make it again: "
