@@ -21,7 +21,7 @@ from deepspec.errors import UserError
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 # What a run's folder holds, relative to `out`.
-FOLDERS = ("data", "draft", "checkpoints", "evaluation", "evaluation/partial")
+FOLDERS = ("data", "features", "draft", "checkpoints", "evaluation", "evaluation/partial")
 FILES = (LOCK, "history.jsonl", "evaluation/result.json", "evaluation/report.html")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
@@ -179,7 +179,7 @@ def sums(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST:
-            found[path.relative_to(folder).as_posix()] = _sha256(path)
+            found[path.relative_to(folder).as_posix()] = sha256(path)
     return found
 
 
@@ -193,7 +193,7 @@ def damage(folder: Path, manifest: Mapping[str, Any], only: str | None = None) -
         path = folder / name
         if name in written and not path.is_file():
             return f"{path} is missing"
-        if name in written and _sha256(path) != written[name]:
+        if name in written and sha256(path) != written[name]:
             return f"{path} is damaged: its bytes are not those that were written (sha256)"
     return None
 
@@ -204,7 +204,8 @@ def check_whole(folder: Path, manifest: Mapping[str, Any], made_by: str, only: s
         raise UserError(f"{wrong}. Remove {folder} and make it again: {made_by}")
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Of a file's bytes, hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -69,6 +69,31 @@ class Tracker(Enum):
     trackio = "trackio"
 
 
+class FeatureSource(Enum):
+    """Where training reads the target's features: from the target as it runs beside the draft, or from a store that
+    `deepspec.capture` has made; `auto` decides by size, free disk and epochs, and says so."""
+
+    auto = "auto"
+    online = "online"
+    store = "store"
+
+
+class StoreFormat(Enum):
+    """Of stored features: exact (in bf16, where the target runs in bfloat16), or one byte a number with two scales."""
+
+    int8 = "int8"
+    fp8 = "fp8"
+    bf16 = "bf16"
+    fp32 = "fp32"
+
+
+class KeepFeatures(Enum):
+    """Which positions are stored: those that a supervised one can look back at, or all."""
+
+    needed = "needed"
+    all = "all"
+
+
 class Precision(Enum):
     """The draft's arithmetic in training: `no` is float32; `auto` is bf16 where the target runs in bfloat16."""
 
@@ -231,6 +256,24 @@ class DataConfig:
     concurrency: int = 32  # requests at a time, to each server
     timeout: float = 600.0  # seconds without an answer after which a request has failed
     retries: int = 6  # of one request, after 429, 5xx, time-outs and dropped connections
+
+
+@dataclass
+class FeaturesConfig:
+    source: FeatureSource = FeatureSource.online
+    folder: str | None = None  # of the store, which several runs may share; null = features/ in `out`
+    format: StoreFormat = StoreFormat.int8
+    keep: KeepFeatures = KeepFeatures.needed
+    # rows that the target runs at a time. Capture: null = 8. Online: null = as many as the draft, and one by one where
+    # train.keep_features_gib keeps them
+    batch_size: int | None = None
+    shard_mib: int = 256  # of a shard, about
+    max_kl: float = (
+        0.05  # nats; capture refuses a format that moves the teacher's distributions more than this
+    )
+    prefetch: int = 2  # optimiser steps read ahead of the draft; online only with devices of the target's own
+    # online: the target's own device for each process of a machine, e.g. [cuda:4,cuda:5]; [] = the draft's
+    devices: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -415,6 +458,7 @@ class Config:
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: Any = MISSING  # the draft's algorithm; its options follow from it
     data: DataConfig = field(default_factory=DataConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

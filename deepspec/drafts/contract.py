@@ -223,6 +223,8 @@ class TrainableDraft(PreTrainedModel):
 
     needs_features = True
     one_pass: ClassVar[bool] = False  # drafts all tokens of a chain in one forward; else one in each
+    # How many positions before its anchor a draft reads features of, in training; None: all of its document.
+    feature_reach: ClassVar[int | None] = None
     # Drafts of other families that this one may start from: model_type → prefixes of the tensors they lack.
     init_conversions: ClassVar[dict[str, tuple[str, ...]]] = {}
 

@@ -57,6 +57,10 @@ class Eagle3Options(RecursiveOptions):
     # how the first layer starts; target: as the target's last one, where it fits
     start: str = one_of("random", "target")
 
+    def layers_copied(self, count: int) -> int:
+        """How many of the target's `count` layers, from the first, a fresh draft looks at to start from."""
+        return count if self.start == "target" else 1
+
 
 @dataclass
 class EagleOptions(RecursiveOptions):
@@ -165,6 +169,10 @@ class StandaloneOptions:
     vocab_size: int | None = None
     confidence: bool = False  # a head that says how likely the next token is to be accepted
     init_from: str | None = None  # folder of a saved draft of the same shape to start from
+
+    def layers_copied(self, count: int) -> int:
+        """How many of the target's `count` layers, from the first, a fresh draft starts from."""
+        return min(self.layers, count) if self.start == "target" else 1
 
 
 @dataclass

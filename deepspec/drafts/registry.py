@@ -96,6 +96,11 @@ def new_draft(options: Any, target: Any, target_ids: "Tensor | None") -> "Traina
     return draft
 
 
+def layers_copied(options: Any, count: int) -> int:
+    """How many of the target's `count` decoder layers, from the first, must be there to make a fresh draft."""
+    return options.layers_copied(count) if hasattr(options, "layers_copied") else 1
+
+
 def _named(place: str) -> type[Any]:
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)

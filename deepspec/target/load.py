@@ -4,10 +4,10 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -18,10 +18,12 @@ from deepspec.config.schema import Dtype, TargetConfig
 from deepspec.errors import UserError
 from deepspec.target.builtin import builtin_folder
 from deepspec.target.dtype import probe_dtype
+from deepspec.target.edges import Edges, shallow
 from deepspec.target.model import Target
 
 BUILTIN = "builtin:"
 HUB_RETRIES = "huggingface_hub.utils._http"  # the logger that prints each of them
+Made = TypeVar("Made")
 CONFIGURATION = ("config.json", "generation_config.json")
 
 
@@ -31,25 +33,76 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     Errors: an unreachable hub name, a folder without a model, remote code that was not asked for, a family
     without decoder layers.
     """
+    model, tokenizer, _, path = _loaded(config)
+    target = _made(
+        config, lambda: Target(model, tokenizer, config.name, _identity(model, tokenizer, config, path))
+    )
+    target.check_layers(layers)
+    return target
+
+
+def load_edges(config: TargetConfig, first_layers: Callable[[int], int] = lambda count: 1) -> Edges:
+    """The target without its decoder layers: embedding, final norm and head, all that a draft trained on stored
+    features needs of it.
+
+    first_layers: how many layers there are → how many of the first ones are loaded, until `release_layers`; a fresh
+    draft may start from them.
+
+    Errors: as `load_target`.
+    """
+    model, tokenizer, model_config, path = _loaded(config, first_layers)
+    identity = _identity(model, tokenizer, config, path)
+    full = model_config.get_text_config(decoder=True)
+    identity["num_layers"] = full.num_hidden_layers
+    return _made(config, lambda: Edges(model, tokenizer, config.name, identity, full))
+
+
+def _loaded(
+    config: TargetConfig, first_layers: Callable[[int], int] | None = None
+) -> tuple[PreTrainedModel, Any, Any, str]:
+    """Model, tokenizer, the whole model's configuration, and where they lie."""
     transformers.utils.logging.disable_progress_bar()  # a local load takes seconds; the stages have their own bars
     path = _path(config)
     device = _device(config.device)
     common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    try:
+
+    def load() -> tuple[PreTrainedModel, Any, Any, str]:
         with _one_line_for_the_hub(path):
             model_config = AutoConfig.from_pretrained(path, **common)
             tokenizer = AutoTokenizer.from_pretrained(path, **common)
             _check_vocabulary(config, tokenizer, model_config)
             dtype = resolve_dtype(config.dtype, device, model_config)
-            model = _model(path, config, dtype, common)
+            if first_layers is None:
+                model = _model(path, config, dtype, common)
+            else:
+                count = first_layers(model_config.get_text_config(decoder=True).num_hidden_layers)
+                with _silent():  # about the tensors that are left out
+                    model = _model(
+                        path, config, dtype, common | {"config": shallow(model_config, max(count, 1))}
+                    )
         model.to(device)  # type: ignore[arg-type]
-        target = Target(model, tokenizer, config.name, _identity(model, tokenizer, config, path))
+        return model, tokenizer, model_config, path
+
+    return _made(config, load)
+
+
+def _made(config: TargetConfig, make: Callable[[], Made]) -> Made:
+    try:
+        return make()
     except UserError:
         raise
     except Exception as error:  # a checkpoint's own code, or a family nobody has tried, may raise anything
         raise UserError(_explain(config, error)) from error
-    target.check_layers(layers)
-    return target
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    before = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(before)
 
 
 @contextmanager
