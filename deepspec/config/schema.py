@@ -411,11 +411,11 @@ class VerifyConfig:
 class HardwareConfig:
     """A machine as plans and simulations see it: hardware=here measures this one, the others are described."""
 
-    name: str = "here"
+    name: str = "here"  # set by hardware=NAME
     flops: float = 0.0  # operations a second of one device, dense, in the format of the weights
     bandwidth: float = 0.0  # bytes a second between one device and its memory
     memory_gib: float = 0.0  # of one device
-    devices: int = 1
+    devices: int = 1  # that share the work evenly
     efficiency: float = 0.6  # part of `flops` that large multiplications reach
     launch_seconds: float = 5e-4  # that a forward takes whatever it computes
 
@@ -442,7 +442,7 @@ class SimulateConfig:
     api_tpot: float | None = None  # its seconds for each further one
     # batch sizes at which the real engine decodes the recorded run's prompts, beside the simulation of that
     validate: list[int] = field(default_factory=list)
-    seed: int = 0
+    seed: int = 0  # of the order of requests, and of their arrivals
 
 
 @dataclass

@@ -29,11 +29,20 @@ STAGES: dict[str, Stage] = {
         ),
         ("name", "out", "overwrite", "target", "draft", "data", "audit", "retry_errors"),
     ),
+    "capture": Stage(
+        "Writes the target's features of <out>/data to a store, once, for training to read: any number of processes "
+        "may do it together, and a run that was stopped goes on. Writes <out>/features.",
+        (
+            "+recipe=quickstart features.source=store",
+            "+recipe=quickstart features.source=store features.format=bf16 features.folder=features",
+        ),
+        (*RUN, "target", "draft", "features", "train"),
+    ),
     "train": Stage(
         "Trains the draft on <out>/data and the target's captured features. Writes <out>/draft; checkpoints and "
         "history.jsonl beside it. The settings of data must be those that prepare had.",
         ("+recipe=quickstart", "+recipe=quickstart out=runs/longer train.epochs=4 auto_prepare=true"),
-        (*RUN, "target", "draft", "train"),
+        (*RUN, "target", "draft", "features", "train"),
     ),
     "evaluate": Stage(
         "Decodes the same prompts plainly and with <out>/draft, in turns, and says how much faster the draft makes "
@@ -44,7 +53,7 @@ STAGES: dict[str, Stage] = {
     "pipeline": Stage(
         "prepare, train and evaluate in one process; what is done already is skipped.",
         ("+recipe=quickstart", "+recipe=quickstart out=runs/longer train.epochs=4"),
-        (*RUN, "target", "draft", "data", "train", "decode", "evaluate", "audit", "retry_errors"),
+        (*RUN, "target", "draft", "data", "features", "train", "decode", "evaluate", "audit", "retry_errors"),
     ),
     "generate": Stage(
         "Answers one prompt with <out>/draft, token by token: drafted tokens that were kept are green, and the "

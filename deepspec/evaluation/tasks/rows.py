@@ -142,7 +142,7 @@ def arena_hard(row: Row, number: int) -> Item:
 def _turns(row: Row, number: int, task: str) -> Item:
     turns = first(row, "turns", "prompt")
     turns = turns if isinstance(turns, list | tuple) else [turns]
-    texts = tuple(turn.get("content") if isinstance(turn, dict) else turn for turn in turns)
+    texts: tuple[Any, ...] = tuple(turn.get("content") if isinstance(turn, dict) else turn for turn in turns)
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise BadTaskRow("its turns must be texts, at least one and none empty")
     references = row.get("reference") or []
