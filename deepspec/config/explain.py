@@ -27,6 +27,8 @@ def explain(error: BaseException, keys: dict[str, Any]) -> str | None:
 
     keys: every valid dotted name and its type (`schema_keys`), for the nearest valid ones.
     """
+    if str(error).startswith("Only one of --run"):  # Hydra's own, a bare ValueError
+        return "--multirun, --cfg and --info do not go together: give one of them."
     chain = list(_chain(error))
     if not any(isinstance(one, HydraException | OmegaConfBaseException | yaml.YAMLError) for one in chain):
         return None

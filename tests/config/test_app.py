@@ -219,6 +219,10 @@ def test_neither_recipe_nor_name(here: Stage) -> None:
     assert "`name`" in said and "+recipe=quickstart" in said
 
 
+def test_flags_that_do_not_go_together(here: Stage) -> None:
+    assert "--multirun, --cfg" in sentence(here("--multirun", "+recipe=quickstart", "--cfg", "job"))
+
+
 def test_recipe_without_the_plus(here: Stage) -> None:
     assert "+recipe=NAME" in sentence(here("recipe=quickstart"))
 
