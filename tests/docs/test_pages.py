@@ -1,5 +1,6 @@
 """The documentation's pages: made from the code where they say so, whole, and linked to what exists."""
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -45,6 +46,30 @@ raise UserError(str(error))
     ]
 
 
+def written_strings() -> list[str]:
+    """Every string of the code, with \0 for what is filled in."""
+    found = []
+    for path in (ROOT / "deepspec").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = [str(one.value) if isinstance(one, ast.Constant) else "\0" for one in node.values]
+                found.append("".join(parts))
+    return found
+
+
+def test_what_troubleshooting_quotes_is_said_somewhere() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
+    quoted = [code for cell in first_cells for code in re.findall(r"`([^`]+)`", cell) if " " in code]
+    said = [" ".join(one.replace("`", "").split()) for one in written_strings()]
+    assert len(quoted) > 10
+    for words in quoted:
+        for piece in re.split(r"\.\.\.|(?<=\.) ", words):
+            assert any(piece.strip(" ?()") in one for one in said), words
+
+
 def anchors(page: Path) -> set[str]:
     """Of a page's headings, as mkdocs makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
@@ -74,9 +99,14 @@ def test_every_page_is_in_the_site_once() -> None:
     assert sorted(nav(SITE["nav"])) == [page.name for page in DOCS]
 
 
-def test_the_site_asks_no_font_server() -> None:
+def test_the_site_asks_no_network() -> None:
+    """No font server, no script from elsewhere (the plugin `offline` would add one), no diagrams drawn by one."""
     assert SITE["theme"]["font"] is False and "offline" in SITE["plugins"]
     assert SITE["use_directory_urls"] is False
+    (worker,) = SITE["extra"]["polyfills"]
+    assert "iframe-worker" in worker and (ROOT / "docs" / worker).is_file()
+    assert not [block.page for page in DOCS for block in blocks(page) if block.language == "mermaid"]
+    assert not [page for page in DOCS if re.search(r"!\[[^]]*\]\(http", page.read_text(encoding="utf-8"))]
 
 
 def test_the_draft_of_the_example_decodes_losslessly() -> None:
