@@ -90,7 +90,7 @@ def _run(config: Config, joined: Processes) -> Path:
     torch.manual_seed(config.train.seed)
     draft = new_draft(config.draft, target, _draft_vocab(out / "data", data))
     if folder := getattr(config.draft, "init_from", None):
-        start_from(draft, Path(folder))
+        draft = start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none

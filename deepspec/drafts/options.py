@@ -112,7 +112,7 @@ class DFlashOptions(BlockOptions):
 class DSparkOptions(BlockOptions):
     algorithm: str = "dspark"
     sequential: str = "markov"  # the head that looks at the token before; or "rnn": at all tokens before
-    rank: int = 256  # width of that head
+    rank: int = 256  # width of that head; 0 = none
     confidence: bool = True
 
     def check(self) -> None:
