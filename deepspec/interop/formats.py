@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.errors import UserError
-from deepspec.interop import block, eagle, eagle3, mtp, peagle
+from deepspec.interop import block, eagle, eagle3, language_model, mtp, peagle
 from deepspec.interop.files import read_config, read_tensors
 from deepspec.interop.layout import Checkpoint, Serving
 from deepspec.target import Target
@@ -17,6 +17,7 @@ from deepspec.target import Target
 Write = Callable[[Any, Target, Serving], Checkpoint]
 Read = Callable[[dict[str, Any], dict[str, Tensor], Target], TrainableDraft]
 
+GGUF = "gguf"
 # format → model_type of our draft → what writes it. vLLM serves the layout of speculators.
 WRITERS: dict[str, dict[str, Write]] = {
     "speculators": {
@@ -29,15 +30,17 @@ WRITERS: dict[str, dict[str, Write]] = {
     "vllm": {
         "deepspec_eagle3": eagle3.to_speculators,
         "deepspec_eagle": eagle.to_vllm,
-        "deepspec_peagle": peagle.to_speculators,
+        "deepspec_peagle": peagle.to_vllm,
         "deepspec_dflash": block.to_vllm,
         "deepspec_dspark": block.to_vllm,
+        "deepspec_standalone": language_model.to_folder,
     },
     "sglang": {
         "deepspec_eagle3": eagle3.to_sglang,
         "deepspec_eagle": eagle.to_sglang,
         "deepspec_dflash": block.to_sglang,
         "deepspec_dspark": block.to_sglang,
+        "deepspec_standalone": language_model.to_folder,
     },
     "deepspec": {
         "deepspec_eagle3": eagle3.to_deepspec,
@@ -58,6 +61,8 @@ class Known:
 def write(draft: TrainableDraft, form: str, target: Target, serving: Serving) -> Checkpoint:
     """`draft` in another project's layout; `UserError` with the reason and the nearest thing that works."""
     kind = str(draft.config.model_type)
+    if form == GGUF:
+        raise language_model.refuse_gguf(kind.removeprefix("deepspec_"))
     if kind not in WRITERS[form]:
         other = [name for name, known in WRITERS.items() if kind in known]
         raise UserError(
@@ -98,11 +103,13 @@ def recognise(config: dict[str, Any], names: set[str]) -> Known:
     eagle_has, block_has = {"fc.weight", "layers.0.mlp.up_proj.weight"}, "hidden_norm.weight"
     if not speculators and eagle_has <= bare and block_has not in bare:
         return Known("EAGLE of SafeAILab", eagle.from_published)
+    if not speculators and architecture.endswith("ForCausalLM") and "fc.weight" not in bare:
+        return Known("a language model", language_model.from_folder)
     what = speculators or architecture or config.get("model_type") or "nothing that says what it is"
     raise UserError(
         f"The checkpoint is of no draft that can be brought over ({what}). Known are EAGLE-3 (SafeAILab, SpecForge, "
         "AngelSlim, SGLang, speculators, DeepSpec), EAGLE (SafeAILab), DFlash (its authors, SpecForge, speculators, "
-        "DeepSpec), DSpark (SpecForge, speculators, DeepSpec), P-EAGLE and MTP (speculators)."
+        "DeepSpec), DSpark (SpecForge, speculators, DeepSpec), P-EAGLE and MTP (speculators), and language models."
     )
 
 

@@ -21,11 +21,13 @@ CONFIDENCE = (
 
 @dataclass
 class Checkpoint:
-    """config: `config.json`. notes: what was left behind on the way, and what follows for whoever uses it."""
+    """config: `config.json`. notes: what was left behind on the way, and what follows for whoever uses it. tokenizer:
+    to lie beside it."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
+    tokenizer: Any = None
 
 
 @dataclass(frozen=True)

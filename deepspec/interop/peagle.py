@@ -20,6 +20,13 @@ def to_speculators(draft: PEagleDraft, target: Target, serving: Serving) -> Chec
     return checkpoint
 
 
+def to_vllm(draft: PEagleDraft, target: Target, serving: Serving) -> Checkpoint:
+    """The same, of which vLLM 0.32 does not carry over the norm of each captured layer."""
+    reason = "vLLM's P-EAGLE has no norm of each captured layer (draft.norm_layers)"
+    refuse("Train it without, or export it with format=speculators", (draft.config.norm_layers, reason))
+    return to_speculators(draft, target, serving)
+
+
 def from_speculators(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> TrainableDraft:
     """A P-EAGLE draft in the layout of speculators → ours, for `target`."""
     if "mask_hidden" in tensors:
