@@ -79,7 +79,9 @@ def _check_hub(config: Config) -> None:
     if not config.push_to_hub:
         return
     if not config.hub_repo or config.hub_repo.count("/") != 1:
-        raise UserError(f"push_to_hub=true needs the repository's name: hub_repo=OWNER/NAME, not {config.hub_repo}.")
+        raise UserError(
+            f"push_to_hub=true needs the repository's name: hub_repo=OWNER/NAME, not {config.hub_repo}."
+        )
     where = config.serve_target or config.target.path
     if where.startswith(BUILTIN) or Path(where).expanduser().is_dir():
         raise UserError(

@@ -47,7 +47,9 @@ def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "venv" / "bin" / "python"
     installed = run(python, "-m", "pip", "install", "--no-index", "--no-deps", wheel, cwd=folder)
     assert installed.returncode == 0, installed.stderr
-    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).stdout.strip()
+    site = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder
+    ).stdout.strip()
     Path(site, "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
     found = run(python, "-c", "import deepspec; print(deepspec.__file__)", cwd=folder).stdout.strip()
     assert Path(found).is_relative_to(folder)

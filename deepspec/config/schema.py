@@ -348,8 +348,12 @@ class Config:
     retry_errors: bool = False  # prepare: ask the servers again for answers that failed in an earlier run
     format: Format = Format.vllm  # export: whose layout
     out_dir: str | None = None  # export: the folder written; null = export/<format> in `out`
-    serve_target: str | None = None  # export: the target's hub name or folder where it is served; null = target.path
-    push_to_hub: bool = False  # export: also upload it to the Hub as `hub_repo`; the token comes from $HF_TOKEN alone
+    serve_target: str | None = (
+        None  # export: the target's hub name or folder where it is served; null = target.path
+    )
+    push_to_hub: bool = (
+        False  # export: also upload it to the Hub as `hub_repo`; the token comes from $HF_TOKEN alone
+    )
     hub_repo: str | None = None  # export: owner/name
     hub_private: bool = True  # export: of a repository that is new
     import_from: str | None = (

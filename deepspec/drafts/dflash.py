@@ -13,7 +13,9 @@ from deepspec.drafts.block import BlockConfig, BlockDraft
 class DFlashConfig(BlockConfig):
     model_type = "deepspec_dflash"
 
-    def __init__(self, **block: Any) -> None:  # without one, transformers makes it a dataclass, without our defaults
+    def __init__(
+        self, **block: Any
+    ) -> None:  # without one, transformers makes it a dataclass, without our defaults
         super().__init__(**block)
 
 

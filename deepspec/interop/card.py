@@ -17,7 +17,11 @@ from deepspec.target.load import BUILTIN as BUILTIN_PREFIX
 # P-EAGLE is vLLM's EAGLE-3 with its slots filled in one pass
 METHODS = {"standalone": {"method": "draft_model"}, "peagle": {"method": "eagle3", "parallel_drafting": True}}
 ALSO_VLLM = ("eagle3", "peagle", "dflash", "dspark")  # whose layout of speculators vLLM loads
-CHAINED = ("eagle", "eagle3", "standalone")  # of which SGLang is told how many steps to run; a block has its size in its configuration
+CHAINED = (
+    "eagle",
+    "eagle3",
+    "standalone",
+)  # of which SGLang is told how many steps to run; a block has its size in its configuration
 
 # weights of a built-in target → its licence, which lies in no file of the folder made of it
 BUILTIN = {SHA256[:16]: "apache-2.0"}
@@ -129,14 +133,18 @@ def serving_commands(subject: Subject) -> list[str]:
     target, folder, k = shlex.quote(subject.target), shlex.quote(subject.folder), subject.k
     found = []
     if subject.builtin is not None:
-        ask = f"from deepspec.target.builtin import builtin_folder; print(builtin_folder({subject.builtin!r}))"
+        ask = (
+            f"from deepspec.target.builtin import builtin_folder; print(builtin_folder({subject.builtin!r}))"
+        )
         found, target = [f'TARGET=$(python -c "{ask}" | tail -n 1)'], '"$TARGET"'
     if subject.form == "vllm" or (subject.form == "speculators" and subject.algorithm in ALSO_VLLM):
         settings = {**METHODS.get(subject.algorithm, {"method": subject.algorithm}), "model": subject.folder}
         text = json.dumps(settings | {"num_speculative_tokens": k})
         return [*found, f"vllm serve {target} --speculative-config {shlex.quote(text)}"]
     if subject.form == "sglang":
-        steps = f" --speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}"
+        steps = (
+            f" --speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}"
+        )
         return [
             *found,
             f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {subject.algorithm.upper()} "

@@ -3,9 +3,7 @@
 import os
 from pathlib import Path
 
-import httpx
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from deepspec.errors import UserError
 
@@ -27,8 +25,12 @@ def push(folder: Path, repository: str, private: bool, endpoint: str | None = No
     api = HfApi(endpoint=endpoint, token=token())
     try:
         made = api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="A draft exported by deepspec")
-    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise UserError(f"{repository} could not be uploaded: {said} The export itself is whole, in {folder}.") from error
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message="A draft exported by deepspec"
+        )
+    except Exception as error:  # of the Hub, or of whichever HTTP library its client is built on
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise UserError(
+            f"{repository} could not be uploaded ({said}). The export itself is whole, in {folder}."
+        ) from error
     return str(made)

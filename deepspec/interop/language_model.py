@@ -36,7 +36,9 @@ def to_folder(draft: StandaloneDraft, target: Target, serving: Serving) -> Check
 
 def from_folder(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> TrainableDraft:
     """A language model with the target's tokens → a standalone draft."""
-    lm = {key: value for key, value in config.items() if key not in ("architectures", "dtype", "_name_or_path")}
+    lm = {
+        key: value for key, value in config.items() if key not in ("architectures", "dtype", "_name_or_path")
+    }
     attention = "eager" if target.model.config._attn_implementation == "eager" else "sdpa"
     draft = StandaloneDraft(StandaloneConfig(lm=lm, attention=attention))
     if (rows := draft.model.get_output_embeddings().weight.shape[0]) != target.vocab_size:
@@ -54,9 +56,9 @@ def refuse_gguf(kind: str) -> UserError:
     """Why nothing is written as GGUF yet, and what works."""
     if kind == "standalone":
         return UserError(
-            "format=gguf is not written yet: GGUF names a tokenizer's splitting rule, and only llama.cpp's converter knows "
-            "which rule a tokenizer has. Export with format=vllm, whose folder is a plain language model, and give that to "
-            "llama.cpp's convert_hf_to_gguf.py."
+            "format=gguf is not written yet: GGUF names a tokenizer's splitting rule, and only llama.cpp's converter "
+            "knows which rule a tokenizer has. Export with format=vllm, whose folder is a plain language model, and give "
+            "that to llama.cpp's convert_hf_to_gguf.py."
         )
     return UserError(
         f"format=gguf is not written yet: of the drafts trained here llama.cpp runs language models of their own "

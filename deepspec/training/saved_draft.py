@@ -99,7 +99,9 @@ def start_from(draft: TrainableDraft, folder: Path) -> TrainableDraft:
 def _like(saved: TrainableDraft, draft: TrainableDraft) -> TrainableDraft:
     """`draft`, made again with the settings that it inherits where they differ."""
     theirs, ours = saved.config.to_dict(), draft.config.to_dict()
-    taken = {key: theirs[key] for key in draft.inherited if key in theirs and theirs[key] != ours.get(key)}
+    taken = {
+        key: theirs[key] for key in draft.inherited if key in theirs and theirs[key] != ours.get(key, False)
+    }
     if not taken:
         return draft
     made = type(draft)(type(draft.config)(**(ours | taken))).to(draft.device)

@@ -72,7 +72,9 @@ def block(model, given: dict) -> torch.Tensor:
     steps = length - anchor - 1
     if getattr(model, "markov_head", None) is not None:
         before = tokens[:, anchor : anchor + steps]
-        bias = model.markov_head.block_bias(prev_token_ids=before, hidden_states=hidden[0].view(1, size, -1)[:, :steps])
+        bias = model.markov_head.block_bias(
+            prev_token_ids=before, hidden_states=hidden[0].view(1, size, -1)[:, :steps]
+        )
         return logits[:steps] + bias[0]
     return logits[:steps]
 

@@ -180,7 +180,9 @@ def test_mtp_of_qwen3_goes_out_and_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize("form", ["vllm", "sglang"])
-def test_a_standalone_draft_is_a_model_that_transformers_loads(form: str, family: str, tmp_path: Path) -> None:
+def test_a_standalone_draft_is_a_model_that_transformers_loads(
+    form: str, family: str, tmp_path: Path
+) -> None:
     import transformers
 
     on = tiny_target(family)
@@ -188,7 +190,9 @@ def test_a_standalone_draft_is_a_model_that_transformers_loads(form: str, family
     exported(draft, form, tmp_path / "out", on)
     same(draft, tmp_path / "out", on)
     text = torch.tensor([prompts(1, seed=4)[0]])
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float64, attn_implementation=draft.config.attention
+    )
     with torch.no_grad():
         torch.testing.assert_close(model(text).logits, draft.model(text).logits)
 

@@ -54,7 +54,11 @@ def test_dflash_goes_to_speculators_and_comes_back(form: str, ids: Any, tmp_path
     assert again.config.head == "frozen"
     config, tensors = files(tmp_path / "out")
     assert config["architectures"] == ["DFlashSpeculator"] and config["speculators_model_type"] == "dflash"
-    assert (config["block_size"], config["sample_from_anchor"], config["mask_token_id"]) == (K + 1, False, MASK)
+    assert (config["block_size"], config["sample_from_anchor"], config["mask_token_id"]) == (
+        K + 1,
+        False,
+        MASK,
+    )
     assert config["aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert config["sliding_window_non_causal"] is True  # vLLM looks back only, in every layer, without it
     assert config["transformer_layer_config"]["model_type"] == "qwen3"
@@ -103,7 +107,9 @@ def test_what_sglang_gets_is_the_formula_without_embeddings_and_head(
     torch.testing.assert_close(decoding_logits(draft, QWEN, TEXT, length - 1, K), said, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [dspark(), dspark(sequential="rnn"), dspark(rank=0), dspark(head="trained")])
+@pytest.mark.parametrize(
+    "options", [dspark(), dspark(sequential="rnn"), dspark(rank=0), dspark(head="trained")]
+)
 def test_dspark_goes_to_deepspec(options: Any, target: Target, tmp_path: Path) -> None:  # noqa: F811
     options.capture_layers = CAPTURED
     draft = trained(options, target)

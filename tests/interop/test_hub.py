@@ -29,7 +29,9 @@ class Hub(BaseHTTPRequestHandler):
             return self.answer({"url": f"{self.base}/me/draft", "name": "me/draft"})
         if self.path.startswith("/api/models/me/draft/preupload"):
             files = json.loads(body)["files"]
-            return self.answer({"files": [{**f, "uploadMode": "regular", "shouldIgnore": False} for f in files]})
+            return self.answer(
+                {"files": [{**f, "uploadMode": "regular", "shouldIgnore": False} for f in files]}
+            )
         for line in body.splitlines():
             item = json.loads(line)
             if item["key"] == "file":
@@ -93,7 +95,7 @@ def test_the_hubs_refusal_is_said(
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    with pytest.raises(UserError, match=r"me/draft could not be uploaded: .*401.*The export itself is whole"):
+    with pytest.raises(UserError, match=r"me/draft could not be uploaded \(.*401.*The export itself is whole"):
         push(tmp_path, "me/draft", private=True, endpoint=hub.url)
     hub.shutdown()
     hub.server_close()
@@ -138,6 +140,8 @@ def test_an_export_is_pushed_under_the_names_that_others_find(
     assert f"pushed    {hub.url}/me/draft" in capsys.readouterr().out
     assert set(hub.files) == {path.name for path in folder.iterdir()}
     card = hub.files["README.md"].decode()
-    assert "vllm serve org/small" in card and '"model": "me/draft"' in card and 'base_model: "org/small"' in card
+    assert (
+        "vllm serve org/small" in card and '"model": "me/draft"' in card and 'base_model: "org/small"' in card
+    )
     said = json.loads(hub.files["config.json"])["speculators_config"]["verifier"]["name_or_path"]
     assert said == "org/small"

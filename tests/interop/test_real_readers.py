@@ -27,11 +27,10 @@ STEPS = 4
 ANCHOR = len(TEXT) - STEPS - 1  # the pending token
 
 
-@pytest.fixture(scope="module")
-def speculators() -> str:
-    """The Python of the reader's environment; skips where it cannot be made."""
+def made_reader(name: str) -> str:
+    """The Python of a reader's environment; skips where it cannot be made."""
     made = subprocess.run(
-        ["bash", str(ROOT / "scripts" / "make_reader.sh"), "speculators"],
+        ["bash", str(ROOT / "scripts" / "make_reader.sh"), name],
         env={**environment(), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
@@ -40,6 +39,11 @@ def speculators() -> str:
     if made.returncode:
         pytest.skip(f"the reader's environment cannot be made: {made.stderr.strip().splitlines()[-1]}")
     return made.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def speculators() -> str:
+    return made_reader("speculators")
 
 
 def saved_target(family: str, folder: Path) -> tuple[Target, str]:
@@ -108,10 +112,16 @@ BLOCK: dict[str, Any] = {"layers": 2, "block_tokens": STEPS, "capture_layers": [
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [DFlashOptions(**BLOCK), DSparkOptions(**BLOCK, rank=8), DSparkOptions(**BLOCK, rank=8, sequential="rnn")],
+    [
+        DFlashOptions(**BLOCK),
+        DSparkOptions(**BLOCK, rank=8),
+        DSparkOptions(**BLOCK, rank=8, sequential="rnn"),
+    ],
     ids=["dflash", "dspark", "dspark with memory"],
 )
-def test_speculators_reads_our_block_drafts(speculators: str, options: Any, reduced: bool, tmp_path: Path) -> None:
+def test_speculators_reads_our_block_drafts(
+    speculators: str, options: Any, reduced: bool, tmp_path: Path
+) -> None:
     target, where = saved_target("qwen3", tmp_path / "target")
     options.mask_token = target.vocab_size - 1
     ids = torch.arange(0, target.vocab_size, 2) if reduced else None
