@@ -194,7 +194,8 @@ def test_a_standalone_draft_is_a_model_that_transformers_loads(
         tmp_path / "out", dtype=torch.float64, attn_implementation=draft.config.attention
     )
     with torch.no_grad():
-        torch.testing.assert_close(model(text).logits, draft.model(text).logits)
+        found, expected = model(text).logits, draft.model(text).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # Gemma's scale is a float32 number
 
 
 def test_a_standalone_drafts_reduced_vocabulary_is_refused(tmp_path: Path) -> None:

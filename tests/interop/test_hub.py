@@ -32,6 +32,8 @@ class Hub(BaseHTTPRequestHandler):
             return self.answer(
                 {"files": [{**f, "uploadMode": "regular", "shouldIgnore": False} for f in files]}
             )
+        if "/commit/" not in self.path:  # the card's head, looked at beforehand
+            return self.answer({"errors": [], "warnings": []})
         for line in body.splitlines():
             item = json.loads(line)
             if item["key"] == "file":
@@ -87,7 +89,8 @@ def test_every_file_arrives_with_the_environments_token(
     assert push(tmp_path, "me/draft", private=True, endpoint=hub.url) == f"{hub.url}/me/draft"
     assert hub.files == files
     made = json.loads(hub.seen[0][2])
-    assert (made["name"], made["organization"], made["private"]) == ("draft", "me", True)
+    assert (made["name"], made["organization"]) == ("draft", "me")
+    assert made.get("private") is True or made.get("visibility") == "private"  # by the client's version
 
 
 def test_the_hubs_refusal_is_said(
@@ -95,7 +98,9 @@ def test_the_hubs_refusal_is_said(
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    with pytest.raises(UserError, match=r"me/draft could not be uploaded \(.*401.*The export itself is whole"):
+    with pytest.raises(
+        UserError, match=r"me/draft could not be uploaded \(.*401.*The export itself is whole"
+    ):
         push(tmp_path, "me/draft", private=True, endpoint=hub.url)
     hub.shutdown()
     hub.server_close()
