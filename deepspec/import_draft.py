@@ -1,13 +1,9 @@
 """`python -m deepspec.import_draft from=DIR name=X target=...`: another project's draft, made one of ours."""
 
-import sys
-
 if __name__ == "__main__":
-    from deepspec.config.app import start
+    from deepspec.commands import import_draft
 
-    # `from` is a word of Python, and so no name of a configuration's field
-    sys.argv[1:] = ["import_" + word if word.startswith("from=") else word for word in sys.argv[1:]]
-    start("import_draft")  # before the imports below, which take seconds
+    import_draft()  # before the imports below, which take seconds
 
 import hashlib
 from pathlib import Path

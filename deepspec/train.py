@@ -91,7 +91,7 @@ def _run(config: Config, joined: Processes) -> Path:
     if isinstance(target, Edges):
         target.release_layers()
     if folder := getattr(config.draft, "init_from", None):
-        start_from(draft, Path(folder))
+        draft = start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     sources = _sources(config, data, target, draft, joined, stored)
     temperature = data["config"]["temperature"]

@@ -35,7 +35,7 @@ BOUNDS: dict[str, Bound] = {
     "draft.block_tokens": AT_LEAST_1,
     "draft.gamma": POSITIVE,
     "draft.anchors": AT_LEAST_1,
-    "draft.rank": AT_LEAST_1,
+    "draft.rank": AT_LEAST_0,
     "draft.heads": AT_LEAST_1,
     "draft.keep_rows": NUCLEUS,
     "draft.mask_token": AT_LEAST_0,

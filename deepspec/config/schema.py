@@ -158,12 +158,14 @@ class Children(Enum):
 
 
 class Format(Enum):
-    """Whose layout an exported draft has; `hf` is our own, with a model card. vLLM serves that of speculators."""
+    """Whose layout an exported draft has; `hf` is our own, with a model card. vLLM serves that of speculators. `gguf` is
+    not written yet, and says why."""
 
     vllm = "vllm"
     speculators = "speculators"
     sglang = "sglang"
     deepspec = "deepspec"
+    gguf = "gguf"
     hf = "hf"
 
 
@@ -472,5 +474,11 @@ class Config:
     compare: bool = False  # generate: decode plainly too
     format: Format = Format.vllm
     out_dir: str | None = None  # export: the folder written; null = export/<format> in out
+    # export: the target's hub name or folder where it is served; null = target.path
+    serve_target: str | None = None
+    # export: also upload it to the Hub as hub_repo; the token comes from $HF_TOKEN alone
+    push_to_hub: bool = False
+    hub_repo: str | None = None  # export: owner/name
+    hub_private: bool = True  # export: of a repository that is new
     # import_draft: the folder of another project's draft; from=... sets it too
     import_from: str | None = None

@@ -227,6 +227,12 @@ class TrainableDraft(PreTrainedModel):
     feature_reach: ClassVar[int | None] = None
     # Drafts of other families that this one may start from: model_type → prefixes of the tensors they lack.
     init_conversions: ClassVar[dict[str, tuple[str, ...]]] = {}
+    # Settings that no option says: a fresh draft has its target's, or none, and one that starts from a saved draft
+    # (`draft.init_from`) takes that draft's.
+    inherited: ClassVar[tuple[str, ...]] = (
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+        *("rope_parameters", "max_position_embeddings"),
+    )
 
     @property
     @abstractmethod

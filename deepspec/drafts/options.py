@@ -133,7 +133,7 @@ class DSparkOptions(BlockOptions):
     algorithm: str = "dspark"
     # the head that looks at the token before, or (rnn) at all tokens before
     sequential: str = one_of("markov", "rnn")
-    rank: int = 256  # width of the sequential head
+    rank: int = 256  # width of the sequential head; 0 = none
     confidence: bool = True
 
 

@@ -90,7 +90,7 @@ class TrackioTracker:
 
 
 def check_installed(kind: Tracker) -> None:
-    """`UserError` if the tracker's package is not there; all but trackio come with deepspec."""
+    """`UserError` if the tracker's package is not there."""
     if kind is Tracker.none:
         return
     try:
@@ -99,8 +99,7 @@ def check_installed(kind: Tracker) -> None:
         there = False
     if not there:
         raise UserError(
-            f"train.tracker={kind.value} needs a package more: pip install "
-            + ("'deepspec[trackio]'" if kind is Tracker.trackio else kind.value)
+            f"train.tracker={kind.value} needs a package more: pip install 'deepspec[{kind.value}]'"
         )
 
 
