@@ -283,6 +283,7 @@ class DecodeConfig:
     max_candidates: int | None = None  # schedule=threshold and hardware: verify no more than this; null = k
     utilization_threshold: float | None = None  # while the device is busier (0..1), as schedule=threshold
     fallback: Fallback = Fallback.off
+    exact: bool = False  # every forward at one shape: greedy text is plain decoding's in bfloat16 too, bit for bit
     temperature: float = 0.0
     top_k: int = 0  # 0 = off
     top_p: float = 1.0

@@ -1,7 +1,7 @@
 """What passes between the steps of a round: how it is to go, what the target reads, what came of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,12 +14,14 @@ from deepspec.target import Layout
 
 @dataclass(frozen=True)
 class How:
-    """How a round drafts and judges. k: drafted tokens of a chain. tree: None = a chain. See `Engine`."""
+    """How a round drafts and judges. k: drafted tokens of a chain. tree: None = a chain. exact: at one shape. See
+    `Engine`."""
 
     k: int = 5
     rule: str = "auto"
     tree: StaticTree | DynamicTree | None = None
     sampled_children: bool = False
+    exact: bool = False
 
     @property
     def longest(self) -> int:
@@ -61,3 +63,18 @@ class Outcome:
 
 
 Observe = Callable[[list[Row], Trial, Tensor], None]
+
+
+def narrowed(proposal: Proposal, width: int) -> Proposal:
+    """Its first `width` tokens."""
+    if width == proposal.tokens.shape[1]:
+        return proposal
+    by_node = proposal.q is not None and proposal.q_row is None
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:, :width],
+        parents=proposal.parents[:, :width] if proposal.parents is not None and width else None,
+        q=proposal.q[:, :width] if proposal.q is not None and by_node else proposal.q,
+        q_row=None if proposal.q_row is None else proposal.q_row[:, :width],
+        confidence=None if proposal.confidence is None else proposal.confidence[:, :width],
+    )

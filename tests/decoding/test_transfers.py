@@ -66,7 +66,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 def waits_of_a_round(draft, sampling: Sampling, rows: int = 3, **settings) -> Counter:
     target, found = tiny_target("llama"), Counter()
     engine = Engine(target, draft, k=3, max_batch_size=4, **settings)
-    batch = engine._batch(4)
+    batch = engine._batch([])
     for seed, text in enumerate(prompts(rows, seed=9)):
         batch.admit(Request(text, 30, sampling, seed=seed), 30)
     batch.step()
