@@ -254,19 +254,22 @@ class Batch:
         return self._fetch(trial, verdict, broken)
 
     def _fetch(self, trial: Trial, verdict: acceptance.Verdict, broken: Tensor) -> Outcome:
-        accepted, path = trial.proposal.tokens, None
+        accepted, path = [trial.proposal.tokens], None
         if verdict.path is not None:
-            accepted = accepted.gather(1, verdict.path)
+            accepted = [accepted[0].gather(1, verdict.path), verdict.path]
             path = torch.cat([torch.zeros_like(verdict.path[:, :1]), verdict.path + 1], 1)
         depth = verdict.length if trial.shape is None else trial.shape.depth
         sound = torch.ones_like(broken) if trial.sound is None else trial.sound
         columns = torch.stack([verdict.length, verdict.next_token, broken.long(), depth, sound.long()], 1)
-        fetched = torch.cat([columns, accepted], 1).tolist()
+        fetched = torch.cat([columns, *accepted], 1).tolist()
         if not all(row[4] for row in fetched):
             raise UserError(
                 f"{type(self.draft).__name__} proposed a tree that is none: every node's parent must be -1 or a node "
                 "before it, and children that are drawn must all be there, in the order of decode.tree_parents."
             )
+        places = [row[5 + trial.proposal.tokens.shape[1] :][: row[0]] for row in fetched]
+        if all(kept == list(range(len(kept))) for kept in places):
+            path = None  # they stand where they are to stay
         return Outcome(
             tokens=[[*row[5 : 5 + row[0]], row[1]] for row in fetched],
             broken=[bool(row[2]) for row in fetched],

@@ -10,6 +10,7 @@ order of its sums does not reach the rounded result.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -128,7 +129,7 @@ def _among_others(
         layout = chain(state.lengths, shape.tokens, device)
     else:
         parents = [-1] * (shape.tokens - 1)
-        for above, node in zip(places, places[1:], strict=False):
+        for above, node in pairwise(places):
             parents[node - 1] = above - 1
         layout = tree(state.lengths, torch.tensor([parents] * len(prompts), device=device))
     tokens[-1, places] = torch.tensor(text, device=device)

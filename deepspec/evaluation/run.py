@@ -213,21 +213,23 @@ class _Evaluation:
             hooks=self._hooks("plain decoding"),
         )
         chosen = next(baseline for baseline in found if baseline.chosen)
-        if (chosen.decoder, chosen.dtype) != (OURS, self.dtype):
+        if (chosen.decoder, chosen.dtype) != (OURS, self.dtype) or self.config.decode.exact:
             self.fastest = ways[chosen.decoder, chosen.dtype]
         else:
             self.bar.total -= decodings_of(len(self.main), 1, self.plan)
         return found
 
     def _main(self) -> list[PromptRecord]:
-        arms = {PLAIN: _decode(Engine(self.target)), SPECULATIVE: self._speculative(self.k)}
+        # With decode.exact it is this plain decoding whose text must come out, at the same shape of a forward.
+        plain = Engine.configured(self.target, None, self.config.decode, self.k)
+        arms = {PLAIN: _decode(plain), SPECULATIVE: self._speculative(self.k)}
         if self.fastest is not None:
             arms[FASTEST] = self.fastest
-        self.steps = StepClock(self.k, len(self.main))
+        read = self.k if self.tree is None else size_of(self.tree)
+        self.steps = StepClock(read, len(self.main), whole=self.tree is not None)
         hooks = replace(self._hooks(f"measuring, K={self.k}", metered=True), after=self._time_steps)
         results = measure(self.main, arms, self.plan, hooks)
         greedy = self.plan.sampling.temperature == 0
-        read = self.k if self.tree is None else size_of(self.tree)
         proof = logits_two_ways(self.target, read, self.plan.sampling.repetition_penalty) if greedy else None
         return records(self.main, results, self._text, proof)
 
@@ -285,14 +287,22 @@ class _Evaluation:
     def _time_steps(self, number: int, results: Mapping[str, Result]) -> None:
         """Bare steps in the middle of the answer just decoded, for rounds like its own."""
         answer = results[SPECULATIVE]
-        if not answer.rounds or not self.steps.wants(number) or self.tree is not None:
-            return  # a tree's step times are not those of a chain of its depth
+        if not answer.rounds or not self.steps.wants(number):
+            return
         prompt = self.main[number]
         text = [*prompt.tokens, *answer.tokens[: (len(answer.tokens) + 1) // 2]]
         committed = max(1, round(sum(r.committed for r in answer.rounds) / len(answer.rounds)))
         self.steps.take(
-            verify_steps(self.target, text, self.k + 1),
-            draft_steps(self.target, self.draft, text, self.plan.request(prompt, 0), committed),
+            verify_steps(self.target, text, self.steps.k + 1),
+            draft_steps(
+                self.target,
+                self.draft,
+                text,
+                self.plan.request(prompt, 0),
+                committed,
+                tree=self.tree,
+                sampled_children=self.config.decode.children.value == "sampled",
+            ),
             context=len(text),
         )
 

@@ -54,10 +54,12 @@ def tree(lengths: list[int], parents: Tensor) -> Layout:
     position its depth gives.
     """
     rows, nodes = parents.shape
-    visible = torch.eye(nodes + 1, dtype=torch.bool, device=parents.device).repeat(rows, 1, 1)
-    index = torch.arange(rows, device=parents.device)
-    for node in range(nodes):
-        visible[:, node + 1] |= visible[index, parents[:, node] + 1]
+    reach = torch.eye(nodes + 1, device=parents.device).repeat(rows, 1, 1)
+    reach[:, 1:].scatter_(2, (parents + 1)[..., None], 1.0)
+    # Each squaring doubles the number of generations seen: a few small products, not one step a node.
+    for _ in range(nodes.bit_length()):
+        reach = (reach @ reach).clamp(max=1)
+    visible = reach > 0
     depth = visible.sum(-1) - 1
     starts = torch.tensor(lengths, device=parents.device)
     return Layout(lengths, starts[:, None] + depth, visible)

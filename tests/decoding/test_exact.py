@@ -14,7 +14,7 @@ from deepspec.target import Target
 from tests.decoding.fakes import AnswerDraft, TableDraft, tokens_of
 from tests.models import FAMILIES, VOCAB, prompts, tiny_target
 
-NEW = 40
+NEW = 28
 TREE = StaticTree((-1, -1, 0, 0, 1, 2, 2, 5))
 
 
@@ -26,7 +26,7 @@ def low_precision(family: str) -> Target:
         vocab_size=VOCAB,
         hidden_size=192,
         intermediate_size=384,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
@@ -68,15 +68,14 @@ def check_same(target: Target, rows: int, requests: list[Request]) -> None:
         assert any(r.accepted == 0 for r in rounds) and sum(r.accepted for r in rounds) > len(rounds)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("family", ["llama", "mistral_sliding", "qwen2"])
+@pytest.mark.parametrize(("family", "rows"), [("llama", 1), ("mistral_sliding", 1), ("qwen2", 3)])
 def test_text_is_plain_decodings_bit_for_bit(family: str, rows: int) -> None:
-    check_same(low_precision(family), rows, requests_of(8))
+    check_same(low_precision(family), rows, requests_of(6))
 
 
 def test_arithmetic_that_follows_the_shape_of_a_forward_does_no_harm() -> None:
     """A layer that adds another constant for every number of tokens: rounding by shape, seen large."""
-    target, requests = low_precision("llama"), requests_of(4)
+    target, requests = low_precision("llama"), requests_of(3)
 
     def by_shape(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(output.shape[1])
