@@ -351,12 +351,16 @@ class DecodeConfig:
     tree_total_tokens: int = 24  # with tree=dynamic: nodes verified
     # -- how much of it is verified
     schedule: ScheduleKind = ScheduleKind.fixed
-    confidence_threshold: float = 0.5  # with schedule=threshold: verify up to the first confidence below it
+    # with schedule=threshold: verify up to the first confidence below it; of a draft without a confidence head, up to
+    # the first position whose acceptance over past rounds (0.9 before there were any) is below it
+    confidence_threshold: float = 0.5
     # with schedule=threshold or hardware: verify no more than this; null = k
     max_candidates: int | None = None
     # while the device is busier than this fraction, decode as with schedule=threshold; null = never
     utilization_threshold: float | None = None
     fallback: Fallback = Fallback.off
+    # every forward at one shape: greedy text is plain decoding's in bfloat16 too, bit for bit
+    exact: bool = False
     # -- sampling and the end of an answer
     temperature: float = 0.0  # of sampling; 0 = greedy
     top_k: int = 0  # draw among so many of the most probable tokens; 0 = off

@@ -124,10 +124,11 @@ class Target:
         to capture.
         """
         state.plan(layout)
+        precision = torch.float64 if layout.wide else self.dtype
         with self._capturing(layers) as captured:
             output = self.model(
                 input_ids=tokens,
-                attention_mask=self._masks(lambda window: additive_mask(layout, self.dtype, window)),
+                attention_mask=self._masks(lambda window: additive_mask(layout, precision, window)),
                 position_ids=layout.positions,
                 use_cache=True,
                 logits_to_keep=logits_at,
