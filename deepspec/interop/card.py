@@ -139,7 +139,7 @@ def serving_commands(subject: Subject) -> list[str]:
         found, target = [f'TARGET=$(python -c "{ask}" | tail -n 1)'], '"$TARGET"'
     if subject.form == "vllm" or (subject.form == "speculators" and subject.algorithm in ALSO_VLLM):
         settings = {**METHODS.get(subject.algorithm, {"method": subject.algorithm}), "model": subject.folder}
-        text = json.dumps(settings | {"num_speculative_tokens": k})
+        text = json.dumps({**settings, "num_speculative_tokens": k})
         return [*found, f"vllm serve {target} --speculative-config {shlex.quote(text)}"]
     if subject.form == "sglang":
         steps = (

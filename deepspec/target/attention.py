@@ -30,8 +30,7 @@ def grouped_sdpa(
     heads, kv_heads = query.shape[1], key.shape[1]
     biased = kwargs.get("position_bias") is not None
     if attention_mask is not None and attention_mask.dtype == torch.float64 != query.dtype and not biased:
-        wide = (tensor.double() for tensor in (query, key, value))
-        mixed = attend_grouped(*wide, attention_mask, scaling)
+        mixed = attend_grouped(query.double(), key.double(), value.double(), attention_mask, scaling)
         return mixed.to(query.dtype).transpose(1, 2).contiguous(), None
     if attention_mask is None or heads == kv_heads or biased:
         return sdpa_attention_forward(

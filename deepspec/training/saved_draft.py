@@ -104,7 +104,8 @@ def _like(saved: TrainableDraft, draft: TrainableDraft) -> TrainableDraft:
     }
     if not taken:
         return draft
-    made = type(draft)(type(draft.config)(**(ours | taken))).to(draft.device)
+    made = type(draft)(type(draft.config)(**(ours | taken)))
+    made.to(draft.device)  # type: ignore[arg-type]
     fitting = made.state_dict()
     kept = {
         name: t
