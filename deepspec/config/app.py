@@ -166,6 +166,12 @@ def _about_disk(error: Exception) -> str | None:
     if not isinstance(error, OSError):
         return None
     place = error.filename or "a file"
+    if (
+        error.errno in DISK_FULL and error.filename is None
+    ):  # a write does not say where, and there are several disks
+        return (
+            "The disk of the run's folder (out=...) is full. Make room there and give the same command again."
+        )
     if error.errno in DISK_FULL:
         there = next((one for one in Path(place).resolve().parents if one.is_dir()), Path.cwd())
         return (

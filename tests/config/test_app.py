@@ -1,5 +1,6 @@
 """What a person sees who starts a stage from a shell."""
 
+import errno
 import fcntl
 import json
 import shlex
@@ -267,6 +268,18 @@ def test_what_lies_in_the_way_is_a_sentence(here: Stage, tmp_path: Path) -> None
 def test_a_full_disk_is_a_sentence(here: Stage) -> None:
     said = sentence(here("name=full"))
     assert "disk is full" in said and "runs/full/data" in said and "GiB free" in said
+
+
+def test_a_full_disk_that_does_not_say_where_is_not_given_the_room_of_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(SystemExit):
+        with_sentences(full)
+    said = capsys.readouterr().err
+    assert "The disk of the run's folder" in said and "GiB free" not in said
 
 
 def test_a_defect_keeps_its_traceback(stage: Stage) -> None:
