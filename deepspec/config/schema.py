@@ -326,6 +326,22 @@ class VerifyConfig:
 
 
 @dataclass
+class ServeConfig:
+    """What a request leaves out (temperature, ...) is as in `decode`."""
+
+    host: str = "127.0.0.1"  # 0.0.0.0 = every network: then set a key, $DEEPSPEC_API_KEY
+    port: int = 8000
+    model: str | None = None  # what clients call it; null = `name`
+    plain: bool = False  # decode without the draft, to compare with
+    max_batch_size: int = 8  # answers decoded at once
+    queue: int = 64  # answers that may wait; more are refused with 429
+    max_new_tokens: int = 1024  # longest answer a request can ask for
+    max_body: int = 1048576  # bytes of a request; longer ones are refused with 413
+    timeout: float = 600.0  # seconds from a request's arrival to its end
+    grace: float = 30.0  # seconds that running requests have when the server is told to stop
+
+
+@dataclass
 class Config:
     """The whole configuration. `draft` is the chosen draft's own option class."""
 
@@ -337,6 +353,7 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     verify: VerifyConfig = field(default_factory=VerifyConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     prompt: str | None = None  # generate: what to answer, put into the target's chat template
     compare: bool = False  # generate: decode plainly too
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it

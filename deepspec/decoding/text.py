@@ -36,7 +36,9 @@ class TextStream:
     def _new(self) -> str:
         if not self.window:
             return ""
-        return self.decode([*self.before, *self.window])[len(self.decode(self.before)) if self.before else 0 :]
+        return self.decode([*self.before, *self.window])[
+            len(self.decode(self.before)) if self.before else 0 :
+        ]
 
 
 class StopCut:
