@@ -342,6 +342,22 @@ class ServeConfig:
 
 
 @dataclass
+class EndpointConfig:
+    """How a server is measured. temperature, top_p, seed, stop and the longest answer are those of `decode`."""
+
+    prompts: str | None = None  # a file of prompts; null = built-in questions
+    requests: int = 32  # at each concurrency, to each server
+    concurrency: list[int] = field(default_factory=lambda: [1, 4, 16])
+    warmup: int = 2  # requests to each server that are not counted
+    timeout: float = 300.0  # seconds of one answer
+    retries: int = 3  # of one request, after 429, 5xx and failed connections
+    tokenizer: str | None = None  # a folder or hub name, to count tokens where a server does not
+    args: dict[str, Any] = field(default_factory=dict)  # more of the request's body, e.g. ignore_eos
+    key_variable: str = "OPENAI_API_KEY"  # environment variable with the key of `url`
+    other_key_variable: str = "OTHER_API_KEY"  # of `other_url`, which never sees the first one's
+
+
+@dataclass
 class Config:
     """The whole configuration. `draft` is the chosen draft's own option class."""
 
@@ -354,6 +370,11 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     verify: VerifyConfig = field(default_factory=VerifyConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+    url: str | None = None  # bench_endpoint: the server, http://host:8000/v1
+    model: str | None = None  # bench_endpoint: its name there; null = the first that the server lists
+    other_url: str | None = None  # bench_endpoint: a second server, measured in turns with the first
+    other_model: str | None = None  # bench_endpoint: null = `model`
     prompt: str | None = None  # generate: what to answer, put into the target's chat template
     compare: bool = False  # generate: decode plainly too
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it

@@ -35,16 +35,17 @@ $CONFIG
 """
 
 
-def register(stage: str, drafts: dict[str, type]) -> None:
-    """Fill Hydra's ConfigStore and search path for one stage. `drafts`: name → option class."""
+def register(stage: str, drafts: dict[str, type], name: str | None = None) -> None:
+    """Fill Hydra's ConfigStore and search path for one stage. `drafts`: name → option class. name: the stage's
+    own for an experiment that has none."""
     search.register()
     OmegaConf.register_new_resolver(ABSOLUTE, lambda out: os.path.abspath(named(out)), replace=True)
     OmegaConf.register_new_resolver(NAMED, named, replace=True)
     store = ConfigStore.instance()
     store.store(name=SCHEMA, node=Config)
-    for name, options in drafts.items():
-        store.store(group="draft", name=name, node=options)
-    store.store(name=PRIMARY, node=_primary(stage, drafts))
+    for draft, options in drafts.items():
+        store.store(group="draft", name=draft, node=options)
+    store.store(name=PRIMARY, node=_primary(stage, drafts) | ({} if name is None else {"name": name}))
 
 
 def _primary(stage: str, drafts: dict[str, type]) -> dict[str, Any]:
