@@ -41,6 +41,14 @@ def simulate() -> None:
     start("simulate")
 
 
+def serve() -> None:
+    start("serve")
+
+
+def bench_endpoint() -> None:
+    start("bench_endpoint", name="endpoints")
+
+
 def export() -> None:
     start("export")
 

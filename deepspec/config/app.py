@@ -29,8 +29,10 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
+def entry(stage: str, run: Callable[[Config], object], name: str | None = None) -> Callable[[], None]:
     """The main function of `python -m deepspec.<stage>`: composes the configuration, checks it, calls `run`.
+
+    name: of the experiment where no recipe and nobody gives one.
 
     A `UserError`, a mistake in the configuration, a full disk or Ctrl-C end the process with a sentence on
     stderr and without a traceback (status 1; Ctrl-C: 130). Anything else is a defect and keeps its traceback.
@@ -39,7 +41,7 @@ def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
     def main() -> None:
         drafts = _drafts()
         keys = schema_keys(drafts)
-        register(stage, drafts)
+        register(stage, drafts, name)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions instead of Hydra's own printout
         taken: set[Path] = set()
         defects: list[Exception] = []
@@ -66,11 +68,12 @@ def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
     return main
 
 
-def start(stage: str) -> NoReturn:
+def start(stage: str, name: str | None = None) -> NoReturn:
     """Run `deepspec.<stage>` as a program and end the process.
 
     For the first lines of that module: its own imports take seconds, and a mistake in the configuration, or
     --help, should not wait for them. It is imported, by its name, when the configuration is known to be good.
+    name: as of `entry`.
     """
 
     def run(config: Config) -> None:
@@ -78,7 +81,7 @@ def start(stage: str) -> NoReturn:
             print(f"deepspec {stage}: {config.name} in {config.out}", flush=True)
         import_module(f"deepspec.{stage}").run(config)
 
-    entry(stage, run)()
+    entry(stage, run, name)()
     raise SystemExit(0)
 
 

@@ -452,6 +452,38 @@ class SimulateConfig:
 
 
 @dataclass
+class ServeConfig:
+    """What a request leaves out (temperature, ...) is as in `decode`."""
+
+    host: str = "127.0.0.1"  # 0.0.0.0 = every network: then set a key, $DEEPSPEC_API_KEY
+    port: int = 8000  # 0 = any that is free
+    model: str | None = None  # what clients call it; null = `name`
+    plain: bool = False  # decode without the draft, to compare with
+    max_batch_size: int = 8  # answers decoded at once
+    queue: int = 64  # answers that may wait; more are refused with 429
+    max_new_tokens: int = 1024  # longest answer a request can ask for
+    max_body: int = 1048576  # bytes of a request; longer ones are refused with 413
+    timeout: float = 600.0  # seconds from a request's arrival to its end
+    grace: float = 30.0  # seconds that running requests have when the server is told to stop
+
+
+@dataclass
+class EndpointConfig:
+    """How a server is measured. temperature, top_p, seed, stop and the longest answer are those of `decode`."""
+
+    prompts: str | None = None  # a file of prompts; null = built-in questions
+    requests: int = 32  # at each concurrency, to each server
+    concurrency: list[int] = field(default_factory=lambda: [1, 4, 16])
+    warmup: int = 2  # requests to each server that are not counted
+    timeout: float = 300.0  # seconds of one answer
+    retries: int = 3  # of one request, after 429, 5xx and failed connections
+    tokenizer: str | None = None  # a folder or hub name, to count tokens where a server does not
+    args: dict[str, Any] = field(default_factory=dict)  # more of the request's body, e.g. ignore_eos
+    key_variable: str = "OPENAI_API_KEY"  # environment variable with the key of `url`
+    other_key_variable: str = "OTHER_API_KEY"  # of `other_url`, which never sees the first one's
+
+
+@dataclass
 class Config:
     """The whole configuration. `draft` is the chosen draft's own option class."""
 
@@ -471,7 +503,13 @@ class Config:
     verify: VerifyConfig = field(default_factory=VerifyConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     # -- of one stage alone
+    url: str | None = None  # bench_endpoint: the server, http://host:8000/v1
+    model: str | None = None  # bench_endpoint: its name there; null = the first that the server lists
+    other_url: str | None = None  # bench_endpoint: a second server, measured in turns with the first
+    other_model: str | None = None  # bench_endpoint: null = model
     audit: bool = False  # prepare: also write audit.html, rows coloured by their loss mask
     retry_errors: bool = False  # prepare: ask the servers again for answers that failed in an earlier run
     prompt: str | None = None  # generate: what to answer, put into the target's chat template

@@ -19,17 +19,18 @@ NAMED = "deepspec.named"  # resolver: `out`, refused where it names no folder, b
 HELP = "deepspec.help"  # resolver: the text of --help, made only when it is asked for
 
 
-def register(stage: str, drafts: dict[str, type]) -> None:
-    """Fill Hydra's ConfigStore and search path for one stage. `drafts`: name → option class."""
+def register(stage: str, drafts: dict[str, type], name: str | None = None) -> None:
+    """Fill Hydra's ConfigStore and search path for one stage. `drafts`: name → option class. name: the stage's
+    own for an experiment that has none."""
     search.register()
     OmegaConf.register_new_resolver(ABSOLUTE, lambda out: os.path.abspath(named(out)), replace=True)
     OmegaConf.register_new_resolver(NAMED, named, replace=True)
     OmegaConf.register_new_resolver(HELP, lambda *, _root_: _help(stage, drafts, _root_), replace=True)
     store = ConfigStore.instance()
     store.store(name=SCHEMA, node=Config)
-    for name, options in drafts.items():
-        store.store(group="draft", name=name, node=options)
-    store.store(name=PRIMARY, node=_primary(stage))
+    for draft, options in drafts.items():
+        store.store(group="draft", name=draft, node=options)
+    store.store(name=PRIMARY, node=_primary(stage) | ({} if name is None else {"name": name}))
 
 
 def _primary(stage: str) -> dict[str, Any]:

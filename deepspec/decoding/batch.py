@@ -113,6 +113,11 @@ class Batch:
             self.state.append(state)
         self.rows.append(row)
 
+    def drop(self, row: Row) -> None:
+        """End a request before its answer has; the others are not touched."""
+        row.finish = "dropped"
+        self._leave()
+
     def _leave(self) -> None:
         stay = [index for index, row in enumerate(self.rows) if row.finish is None]
         if len(stay) == len(self.rows):

@@ -116,14 +116,14 @@ class Engine:
                 on_result(result)
 
         waiting = deque(self._sound(requests, collect))
-        self._learn_costs([request for _, request in waiting])
+        self.learn_costs([request for _, request in waiting])
         places: dict[int, int] = {}
         batch = self._batch([request for _, request in waiting])
         while waiting or batch.rows:
             moved: list[Row] = []
             while waiting and len(batch.rows) < self.max_batch_size:
                 place, request = waiting.popleft()
-                row = batch.admit(request, self._limit(request))
+                row = batch.admit(request, self.limit(request))
                 places[id(row)] = place
                 if row.finish is not None:
                     collect(places.pop(id(row)), row.result())
@@ -137,9 +137,9 @@ class Engine:
     def stream(self, request: Request) -> Iterator[tuple[list[int], Round | None]]:
         """One request's tokens as they are committed, with the round that made them (None: the prefill)."""
         self.check(request)
-        self._learn_costs([request])
+        self.learn_costs([request])
         batch = self._batch([request], rows=1)
-        row = batch.admit(request, self._limit(request))
+        row = batch.admit(request, self.limit(request))
         if not row.error:
             yield list(row.tokens), None
         while batch.rows:
@@ -194,8 +194,16 @@ class Engine:
                 sound.append((place, request))
         return sound
 
-    def _limit(self, request: Request) -> int:
+    def limit(self, request: Request) -> int:
+        """The longest answer that `request` can have here."""
         return min(request.max_new_tokens, self.target.max_positions - len(request.tokens))
+
+    def running(self) -> Batch:
+        """An empty batch for a caller that lets requests in and out itself (`Batch.admit`, `step`, `drop`).
+
+        A request must have passed `check`; a hardware-aware schedule needs `learn_costs` first.
+        """
+        return self._batch([])
 
     def _batch(self, requests: Sequence[Request], rows: int | None = None) -> Batch:
         """An empty batch for these requests."""
@@ -211,7 +219,7 @@ class Engine:
             FixedShape.of(self.target, self.how, rows, requests) if self.how.exact else None,
         )
 
-    def _learn_costs(self, requests: Sequence[Request]) -> None:
+    def learn_costs(self, requests: Sequence[Request]) -> None:
         """The cost table that a hardware-aware schedule needs, for contexts like that of the middle request."""
         scheduler = self.scheduler
         if not requests or self.draft is None or scheduler is None or scheduler.schedule.kind != "hardware":
