@@ -89,7 +89,9 @@ async def _block(client: Client, level: Level, block: Sequence[Question]) -> Non
     """All questions of a block, `level.concurrency` at a time."""
     loop = asyncio.get_running_loop()
     begun, left = loop.time(), iter(block)
-    workers = [asyncio.create_task(_worker(client, level, left)) for _ in range(min(level.concurrency, len(block)))]
+    workers = [
+        asyncio.create_task(_worker(client, level, left)) for _ in range(min(level.concurrency, len(block)))
+    ]
     try:
         await asyncio.gather(*workers)
     finally:
@@ -104,7 +106,9 @@ async def _worker(client: Client, level: Level, left: Iterator[Question]) -> Non
         level.answers.append(await client.ask(question.name, question.messages))
         last = level.answers[-(TOLERATED + level.concurrency) :]
         if len(last) == TOLERATED + level.concurrency and all(answer.error for answer in last):
-            raise UserError(f"{client.url}: {len(last)} requests in a row failed, the last one thus: {last[-1].error}.")
+            raise UserError(
+                f"{client.url}: {len(last)} requests in a row failed, the last one thus: {last[-1].error}."
+            )
 
 
 def _note(result: EndpointResult) -> None:

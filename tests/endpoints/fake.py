@@ -75,7 +75,9 @@ class Streaming(Handler):
 
 class FakeServer(FaultyServer):
     def __init__(
-        self, fault: Callable[[int, dict[str, Any]], Fault | None] = lambda number, body: None, **settings: Any
+        self,
+        fault: Callable[[int, dict[str, Any]], Fault | None] = lambda number, body: None,
+        **settings: Any,
     ) -> None:
         super().__init__(fault)
         self.RequestHandlerClass = Streaming

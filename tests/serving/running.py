@@ -1,5 +1,6 @@
 """The server in this process, on a free port, with a draft that can be held up."""
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,15 +43,18 @@ class Gated(NgramDraft):
         return super().propose(state, control)
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
     url: str  # without /v1
     service: Service
     draft: Gated
     server: uvicorn.Server
 
+    @functools.cache  # noqa: B019
     def client(self, key: str = "none", **settings: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": 30, **settings})
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": 30, **settings}
+        )
 
     def metric(self, name: str, **labels: str) -> float:
         return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -73,13 +77,17 @@ def running(config: Config, key: str | None = None) -> Iterator[Running]:
     with bound_socket(config.serve) as bound:
         port = bound.getsockname()[1]
         server = uvicorn.Server(
-            uvicorn.Config(build_app(service), log_level="critical", lifespan="on", timeout_graceful_shutdown=5)
+            uvicorn.Config(
+                build_app(service), log_level="critical", lifespan="on", timeout_graceful_shutdown=5
+            )
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{port}"
         try:
-            assert httpx.Client(transport=httpx.HTTPTransport(retries=8)).get(f"{url}/health").status_code == 200
+            assert (
+                httpx.Client(transport=httpx.HTTPTransport(retries=8)).get(f"{url}/health").status_code == 200
+            )
             yield Running(url, service, draft, server)
         finally:
             draft.gate.set()

@@ -42,7 +42,9 @@ def test_a_full_server_says_429_and_when_to_come_back() -> None:
         with pytest.raises(openai.RateLimitError) as caught:
             server.client().chat.completions.create(**ask())
         assert int(caught.value.response.headers["retry-after"]) >= 1
-        assert caught.value.code == "queue_full" and "2 wait" in str(caught.value) or "3 wait" in str(caught.value)
+        assert (caught.value.code == "queue_full" and "2 wait" in str(caught.value)) or "3 wait" in str(
+            caught.value
+        )
         patient = pool.submit(server.client(max_retries=8).chat.completions.create, **ask(max_tokens=4))
         server.draft.gate.set()
         assert [one.result().choices[0].message.content for one in taken] == [expected] * 4

@@ -15,7 +15,7 @@ from deepspec.errors import UserError
 from deepspec.serving.server import KEY, bound_socket, is_local, key_from_environment
 from tests.config.processes import ROOT, environment
 from tests.serving.running import config_of
-from tests.talking import talking_target, talking_run
+from tests.talking import talking_run, talking_target
 
 
 def test_a_signal_ends_it_after_the_running_answer(tmp_path: Path) -> None:
@@ -23,7 +23,13 @@ def test_a_signal_ends_it_after_the_running_answer(tmp_path: Path) -> None:
     target.model.save_pretrained(tmp_path / "target")
     target.tokenizer.save_pretrained(tmp_path / "target")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n')
-    words = ["name=served", "target=hf", f"target.path={tmp_path / 'target'}", "target.name=tiny", "target.dtype=float64"]
+    words = [
+        "name=served",
+        "target=hf",
+        f"target.path={tmp_path / 'target'}",
+        "target.name=tiny",
+        "target.dtype=float64",
+    ]
     words += ["draft=ngram", f"evaluate.prompts={tmp_path / 'prompts.jsonl'}", "serve.port=0", "decode.k=3"]
     process = subprocess.Popen(
         [sys.executable, "-m", "deepspec.serve", *words],
