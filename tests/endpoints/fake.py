@@ -15,6 +15,7 @@ class Streaming(Handler):
     """Answers with WORDS, one chunk each."""
 
     server: "FakeServer"
+    disable_nagle_algorithm = True  # or every answer on an open connection waits 40 ms for an acknowledgement
 
     def do_GET(self) -> None:
         self.server.gets.append(self.path)
