@@ -247,9 +247,13 @@ def test_wrong_addresses_and_models(tmp_path: Path) -> None:
         assert f"{url}/v1 cannot be reached" in refused(config_of(tmp_path, url))
     assert "url: 'localhost:8000' is not a URL" in refused(config_of(tmp_path, "localhost:8000"))
     assert "no passwords or keys in URLs" in refused(config_of(tmp_path, f"http://me:{SECRET}@localhost"))
-    with FakeServer() as server:
+    with FakeServer(lambda number, body: status(404)) as server:
         said = refused(config_of(tmp_path, server.url, model="gpt-4o"))
         assert said == f"{server.url}/v1 has no model 'gpt-4o': it has toy-model, spare. Set model=..."
+        assert "chat/completions is not there" in refused(config_of(tmp_path, server.url, model="spare"))
+    with FakeServer() as server:  # answers to any name
+        result = measured(config_of(tmp_path / "a", server.url, model="gpt-4o", concurrency=[1]))
+        assert result.endpoints[0].warnings == ["it does not list 'gpt-4o', but toy-model, spare"]
     with FakeServer(models=b"<html>") as server:
         assert "does not list its models: name one" in refused(config_of(tmp_path, server.url))
         assert (

@@ -58,7 +58,8 @@ def test_transformers_serve(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(tmp_path / "target")]
     process = subprocess.Popen(
-        [*command, "--device", "cpu", "--port", str(port)], env={**environment(ROOT), "HF_HUB_OFFLINE": "1"}
+        [*command, "--device", "cpu", "--port", str(port)],
+        env={**environment(ROOT), "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)},
     )
     try:
         url = f"http://127.0.0.1:{port}"
