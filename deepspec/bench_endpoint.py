@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepspec.artifacts import plain, refuse_to_replace, versions
+from deepspec.artifacts import plain, versions
 from deepspec.config.app import command
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config
@@ -148,4 +148,7 @@ def _settings(config: Config) -> dict[str, Any]:
 def _check_place(path: Path, overwrite: bool) -> None:
     """What is complete is replaced only when asked; what was cut short is."""
     if path.is_file() and not overwrite and load_result(path).complete:
-        raise refuse_to_replace(path, "a complete measurement is there already")
+        raise UserError(
+            f"{path} is a complete measurement already. Choose another folder (out=...), or replace it with "
+            "overwrite=true."
+        )
