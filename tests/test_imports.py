@@ -22,7 +22,8 @@ LEFT_OF: dict[str, set[str]] = {
     "evaluation": {"data", "target", "drafts", "training", "decoding"},
     "serving": {"data", "target", "drafts", "decoding"},
     "endpoints": {"data", "evaluation"},
-    "reporting": {"data", "target", "drafts", "training", "decoding", "evaluation", "endpoints"},
+    "simulation": {"data", "target", "drafts", "training", "decoding", "evaluation"},
+    "reporting": {"data", "target", "drafts", "training", "decoding", "evaluation", "endpoints", "simulation"},
     "interop": {"data", "target", "drafts", "training", "decoding", "evaluation", "reporting"},
     "config": {"drafts"},
 }
