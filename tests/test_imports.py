@@ -23,7 +23,16 @@ LEFT_OF: dict[str, set[str]] = {
     "serving": {"data", "target", "drafts", "decoding"},
     "endpoints": {"data", "evaluation"},
     "simulation": {"data", "target", "drafts", "training", "decoding", "evaluation"},
-    "reporting": {"data", "target", "drafts", "training", "decoding", "evaluation", "endpoints", "simulation"},
+    "reporting": {
+        "data",
+        "target",
+        "drafts",
+        "training",
+        "decoding",
+        "evaluation",
+        "endpoints",
+        "simulation",
+    },
     "interop": {"data", "target", "drafts", "training", "decoding", "evaluation", "reporting"},
     "config": {"drafts"},
 }
