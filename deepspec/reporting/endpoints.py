@@ -117,13 +117,13 @@ def _curve(
     return Figure(title, plot.svg(title), "Whiskers: 95% over answers, from 8 up.", keys)
 
 
-def _ms(metric: Metric) -> Markup:
+def _ms(metric: Metric, digits: int = 1) -> Markup:
     """A cell in milliseconds, with its interval or the reason for having none."""
     if metric.value is None:
         return Markup('<span class="none" title="{}">—</span>').format(metric.reason or "")
-    value = Markup("<b>{}</b>").format(number(metric.value * 1e3, 1))
+    value = Markup("<b>{}</b>").format(number(metric.value * 1e3, digits))
     if metric.low is None or metric.high is None:
         return value
     return value + Markup(" <small>{}–{}</small>").format(
-        number(metric.low * 1e3, 1), number(metric.high * 1e3, 1)
+        number(metric.low * 1e3, digits), number(metric.high * 1e3, digits)
     )
