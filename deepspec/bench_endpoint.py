@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepspec.artifacts import plain, refuse_to_replace, versions
+from deepspec.artifacts import plain, versions
 from deepspec.config.app import command
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config
@@ -38,6 +38,7 @@ def run(config: Config) -> Path:
     check(config)
     if config.url is None:
         raise UserError("No server is named: url=http://host:8000/v1")
+    clients = _clients(config)
     path = Path(config.out) / RESULT
     _check_place(path, config.overwrite)
     questions, source = _questions(config)
@@ -59,7 +60,7 @@ def run(config: Config) -> Path:
     asked = config.endpoint
     plan = Plan(questions, asked.requests, asked.concurrency, asked.warmup)
     try:
-        asyncio.run(_measure(config, plan, result))
+        asyncio.run(measure(clients, plan, result, lambda line: print(line, flush=True)))
         result.complete = True
     except (UserError, KeyboardInterrupt) as error:
         result.error = str(error) or "stopped by Ctrl-C"
@@ -74,16 +75,14 @@ def run(config: Config) -> Path:
     return path.with_name(REPORT)
 
 
-async def _measure(config: Config, plan: Plan, result: EndpointResult) -> None:
-    await measure(_clients(config), plan, result, lambda line: print(line, flush=True))
-
-
 def _clients(config: Config) -> list[Client]:
     asked, decode = config.endpoint, config.decode
     wrong = [name for name in asked.args if name in (*OURS, "stream_options")]
     if wrong:
         raise UserError(f"endpoint.args cannot set {wrong[0]!r}: it has a key of its own, or is fixed.")
-    body: dict[str, Any] = Sampling(decode.temperature, decode.top_p, decode.max_new_tokens, asked.args).body(decode.seed)
+    body: dict[str, Any] = Sampling(decode.temperature, decode.top_p, decode.max_new_tokens, asked.args).body(
+        decode.seed
+    )
     body |= {"stop": list(decode.stop)} if decode.stop else {}
     places = [("url", config.url, config.model, asked.key_variable)]
     if config.other_url is not None:
@@ -115,7 +114,9 @@ def _counter(tokenizer: str | None) -> Count | None:
     try:
         found = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
-        raise UserError(f"endpoint.tokenizer: {tokenizer!r} cannot be loaded ({str(error).splitlines()[0]})") from error
+        raise UserError(
+            f"endpoint.tokenizer: {tokenizer!r} cannot be loaded ({str(error).splitlines()[0]})"
+        ) from error
     return lambda text: len(found(text, add_special_tokens=False)["input_ids"])
 
 
@@ -147,4 +148,7 @@ def _settings(config: Config) -> dict[str, Any]:
 def _check_place(path: Path, overwrite: bool) -> None:
     """What is complete is replaced only when asked; what was cut short is."""
     if path.is_file() and not overwrite and load_result(path).complete:
-        raise refuse_to_replace(path, "a complete measurement is there already")
+        raise UserError(
+            f"{path} is a complete measurement already. Choose another folder (out=...), or replace it with "
+            "overwrite=true."
+        )

@@ -113,6 +113,7 @@ class Batch:
             self.state.append(state)
         self.rows.append(row)
 
+    @torch.inference_mode()
     def drop(self, row: Row) -> None:
         """End a request before its answer has; the others are not touched."""
         row.finish = "dropped"

@@ -13,6 +13,7 @@ from deepspec.endpoints.counters import acceptance_between
 from deepspec.endpoints.result import Answer, Connection, Endpoint, EndpointResult, Level
 from deepspec.endpoints.summary import summarise
 from deepspec.errors import UserError
+from deepspec.evaluation.statistics import null
 
 TURNS = 4  # blocks into which a level is cut where two servers take turns
 TOLERATED = 3  # failures in a row beyond one a connection: then nothing more is asked
@@ -66,7 +67,9 @@ async def measure(clients: Sequence[Client], plan: Plan, result: EndpointResult,
 async def _meet(client: Client) -> Endpoint:
     warnings = await client.first_contact()
     tcp, tls = await asyncio.to_thread(connect_times, client.url, client.timeout)
-    connection = Connection(tcp, tls, median(await client.request_times()))
+    times = await client.request_times()
+    request = median(times) if times else null("the server has no list of models")
+    connection = Connection(tcp, tls, request)
     key = client.variable if client.header else None
     return Endpoint(client.url, str(client.model), key, client.models, connection, warnings)
 
@@ -89,7 +92,9 @@ async def _block(client: Client, level: Level, block: Sequence[Question]) -> Non
     """All questions of a block, `level.concurrency` at a time."""
     loop = asyncio.get_running_loop()
     begun, left = loop.time(), iter(block)
-    workers = [asyncio.create_task(_worker(client, level, left)) for _ in range(min(level.concurrency, len(block)))]
+    workers = [
+        asyncio.create_task(_worker(client, level, left)) for _ in range(min(level.concurrency, len(block)))
+    ]
     try:
         await asyncio.gather(*workers)
     finally:
@@ -104,7 +109,9 @@ async def _worker(client: Client, level: Level, left: Iterator[Question]) -> Non
         level.answers.append(await client.ask(question.name, question.messages))
         last = level.answers[-(TOLERATED + level.concurrency) :]
         if len(last) == TOLERATED + level.concurrency and all(answer.error for answer in last):
-            raise UserError(f"{client.url}: {len(last)} requests in a row failed, the last one thus: {last[-1].error}.")
+            raise UserError(
+                f"{client.url}: {len(last)} requests in a row failed, the last one thus: {last[-1].error}."
+            )
 
 
 def _note(result: EndpointResult) -> None:

@@ -3,7 +3,6 @@
 import socket
 import time
 import urllib.request
-from collections.abc import Callable
 
 import httpx
 import numpy as np
@@ -40,7 +39,9 @@ def connect_times(url: str, timeout: float, count: int = SAMPLES) -> tuple[Metri
         for _ in range(count):
             with socket.socket(family, kind, protocol) as plain:
                 plain.settimeout(timeout)
-                tcp.append(_timed(lambda plain=plain: plain.connect(place)))
+                begun = time.perf_counter()
+                plain.connect(place)
+                tcp.append(time.perf_counter() - begun)
                 if context is not None:
                     begun = time.perf_counter()
                     with context.wrap_socket(plain, server_hostname=parsed.host):
@@ -60,9 +61,3 @@ def proxied(url: httpx.URL) -> bool:
     """Whether the environment names a proxy for this address."""
     proxies = urllib.request.getproxies()
     return bool(proxies.get(url.scheme) or proxies.get("all")) and not urllib.request.proxy_bypass(url.host)
-
-
-def _timed(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun

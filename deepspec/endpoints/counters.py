@@ -1,12 +1,12 @@
 """A server's own counters of drafts and accepted tokens, out of its Prometheus page."""
 
 import re
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 
 from deepspec.endpoints.result import Acceptance
 
-SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+([-+]?[\d.]+(?:[eE][-+]?\d+)?)(?:\s+\d+)?\s*$")
+SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?:\s+\d+)?\s*$")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,12 @@ KNOWN = (
         {"vllm:spec_decode_num_accepted_tokens_total": 1},
         "vllm:spec_decode_num_draft_tokens_total",
     ),
-    Names("deepspec", "deepspec_drafts_total", {"deepspec_accepted_tokens_total": 1}, "deepspec_scheduled_tokens_total"),
+    Names(
+        "deepspec",
+        "deepspec_drafts_total",
+        {"deepspec_accepted_tokens_total": 1},
+        "deepspec_scheduled_tokens_total",
+    ),
     # SGLang counts tokens and verifications: a request's first token is the prefill's, each verification gives one
     # token of the target's own, and the rest were drafted.
     Names(
@@ -42,16 +47,13 @@ KNOWN = (
 )
 
 
-def samples(page: str) -> Counter[str]:
+def samples(page: str) -> dict[str, float]:
     """Every sample of a Prometheus page by its name, summed over labels; lines that are none are passed over."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for line in page.splitlines():
         match = SAMPLE.match(line)
         if match:
-            try:
-                found[match[1]] += float(match[2])  # type: ignore[assignment]
-            except ValueError:
-                continue
+            found[match[1]] += float(match[2])
     return found
 
 
@@ -63,7 +65,8 @@ def acceptance_between(before: str | None, after: str | None) -> tuple[Acceptanc
     for names in KNOWN:
         if names.drafts not in new or not all(name in new for name in names.accepted):
             continue
-        difference = {name: new[name] - old[name] for name in {names.drafts, *names.accepted, names.drafted or names.drafts}}
+        wanted = {names.drafts, *names.accepted, names.drafted or names.drafts}
+        difference = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in wanted}
         if min(difference.values()) < 0:
             return None, "the server's counters went back: it was restarted meanwhile"
         found = Acceptance(

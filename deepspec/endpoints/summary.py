@@ -49,6 +49,8 @@ def tpot(answer: Answer) -> float | None:
 
 
 def _tail(answers: list[Answer], of: Callable[[Answer], float | None]) -> Tail:
-    values = np.array([np.nan if (value := of(answer)) is None else value for answer in answers], dtype=np.float64)
+    values = np.array(
+        [np.nan if (value := of(answer)) is None else value for answer in answers], dtype=np.float64
+    )
     bootstrap = Bootstrap(len(values), RESAMPLES)
     return Tail(*(bootstrap.percentile(values, q, least) for q, least in LEAST.items()))

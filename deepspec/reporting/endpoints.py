@@ -85,7 +85,9 @@ def summary_lines(result: EndpointResult) -> list[str]:
     return [*warnings, headline(result)]
 
 
-def _curve(result: EndpointResult, title: str, of: Callable[[LevelSummary], Metric], scale: float) -> Figure | None:
+def _curve(
+    result: EndpointResult, title: str, of: Callable[[LevelSummary], Metric], scale: float
+) -> Figure | None:
     rows = [(row, metric) for row in result.summary if (metric := of(row)).value is not None]
     levels = sorted({row.concurrency for row, _ in rows})
     if len(levels) < 2:
@@ -93,7 +95,13 @@ def _curve(result: EndpointResult, title: str, of: Callable[[LevelSummary], Metr
     places = {level: place for place, level in enumerate(levels)}  # evenly apart, whatever lies between
     ends = [end * scale for _, m in rows for end in (m.value, m.low, m.high) if end is not None]
     plot = Plot(
-        Axis(-0.4, len(levels) - 0.6, "requests at a time", lambda place: str(levels[int(place)]), range(len(levels))),
+        Axis(
+            -0.4,
+            len(levels) - 0.6,
+            "requests at a time",
+            lambda place: str(levels[int(place)]),
+            range(len(levels)),
+        ),
         Axis(*padded(ends, zero=True)),
         height=236,
     )
@@ -109,13 +117,13 @@ def _curve(result: EndpointResult, title: str, of: Callable[[LevelSummary], Metr
     return Figure(title, plot.svg(title), "Whiskers: 95% over answers, from 8 up.", keys)
 
 
-def _ms(metric: Metric) -> Markup:
+def _ms(metric: Metric, digits: int = 1) -> Markup:
     """A cell in milliseconds, with its interval or the reason for having none."""
     if metric.value is None:
         return Markup('<span class="none" title="{}">—</span>').format(metric.reason or "")
-    value = Markup("<b>{}</b>").format(number(metric.value * 1e3, 1))
+    value = Markup("<b>{}</b>").format(number(metric.value * 1e3, digits))
     if metric.low is None or metric.high is None:
         return value
     return value + Markup(" <small>{}–{}</small>").format(
-        number(metric.low * 1e3, 1), number(metric.high * 1e3, 1)
+        number(metric.low * 1e3, digits), number(metric.high * 1e3, digits)
     )

@@ -38,7 +38,8 @@ def key_from_environment() -> str | None:
 def bound_socket(serve: ServeConfig) -> socket.socket:
     """The address, taken before anything slow; nobody can connect before the server listens."""
     family = socket.AF_INET6 if ":" in serve.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # By its full name: only then does asyncio send small pieces at once, and no token waits for an acknowledgement.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((serve.host, serve.port))

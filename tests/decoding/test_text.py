@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 from deepspec.decoding.text import StopCut, TextStream
 from tests.data.toy_tokenizers import INST, chatml, metaspace
 
+CHATML, METASPACE = chatml(), metaspace(INST)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.text("abé你🙂 \n", max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
 @given(TEXTS)
 def test_the_pieces_are_the_text(text: str) -> None:
-    for tokenizer in (chatml(), metaspace(INST)):
+    for tokenizer in (CHATML, METASPACE):
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         stream = TextStream(tokenizer.decode)
         pieces = [stream.add(token) for token in tokens]
@@ -23,17 +24,19 @@ def test_the_pieces_are_the_text(text: str) -> None:
 @given(st.lists(st.integers(0, 400), max_size=24))
 def test_any_tokens_give_the_text_of_them_all(tokens: list[int]) -> None:
     """Broken characters and special tokens too."""
-    tokenizer = chatml()
 
     def decode(ids: list[int]) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=True)
+        return CHATML.decode(ids, skip_special_tokens=True)
 
     stream = TextStream(decode)
     assert "".join(stream.add(token) for token in tokens) + stream.rest() == decode(tokens)
 
 
 @settings(deadline=None)
-@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+@given(
+    st.lists(st.text("ab", max_size=4), max_size=8),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
 def test_a_cut_is_before_the_first_stop_however_the_text_comes(pieces: list[str], stops: list[str]) -> None:
     cut, shown = StopCut(stops), []
     for piece in pieces:

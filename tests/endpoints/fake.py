@@ -15,6 +15,7 @@ class Streaming(Handler):
     """Answers with WORDS, one chunk each."""
 
     server: "FakeServer"
+    disable_nagle_algorithm = True  # or every answer on an open connection waits 40 ms for an acknowledgement
 
     def do_GET(self) -> None:
         self.server.gets.append(self.path)
@@ -75,7 +76,9 @@ class Streaming(Handler):
 
 class FakeServer(FaultyServer):
     def __init__(
-        self, fault: Callable[[int, dict[str, Any]], Fault | None] = lambda number, body: None, **settings: Any
+        self,
+        fault: Callable[[int, dict[str, Any]], Fault | None] = lambda number, body: None,
+        **settings: Any,
     ) -> None:
         super().__init__(fault)
         self.RequestHandlerClass = Streaming

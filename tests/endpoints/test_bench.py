@@ -45,7 +45,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(folder: Path, url: str, **settings: Any) -> Config:
-    own = {name: settings.pop(name) for name in ("model", "other_url", "other_model", "overwrite") if name in settings}
+    own = {
+        name: settings.pop(name)
+        for name in ("model", "other_url", "other_model", "overwrite")
+        if name in settings
+    }
     small = {"requests": 6, "concurrency": [1, 3], "warmup": 1, "timeout": 20.0, "retries": 2}
     return Config(
         name="endpoints",
@@ -85,7 +89,12 @@ def test_a_good_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     answers = [answer for level in result.levels for answer in level.answers]
     assert len(answers) == 12 and len({answer.prompt for answer in answers}) == 12  # no prompt twice
     for answer in answers:
-        assert (answer.tokens, answer.counted, answer.prompt_tokens, answer.chunks) == (11, "usage", 7, len(WORDS))
+        assert (answer.tokens, answer.counted, answer.prompt_tokens, answer.chunks) == (
+            11,
+            "usage",
+            7,
+            len(WORDS),
+        )
         assert answer.finish == "stop" and answer.error is None
     # At one at a time the order is the server's: no client sees a word before it was written.
     for answer, times in zip(result.levels[0].answers, server.times[1:7], strict=True):
@@ -106,21 +115,38 @@ def test_a_good_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_numbers_from_answers() -> None:
     random = np.random.default_rng(0)
     answers = [
-        Answer("p", first=first, last=first + rest, seconds=first + rest + 0.01, tokens=n, counted="usage", chunks=5)
-        for first, rest, n in zip(random.random(120), random.random(120), random.integers(2, 50, 120), strict=True)
+        Answer(
+            "p",
+            first=first,
+            last=first + rest,
+            seconds=first + rest + 0.01,
+            tokens=n,
+            counted="usage",
+            chunks=5,
+        )
+        for first, rest, n in zip(
+            random.random(120), random.random(120), random.integers(2, 50, 120), strict=True
+        )
     ]
-    answers += [Answer("p", error="no"), Answer("p", first=1.0, last=1.0, seconds=1.0, tokens=1, counted="usage", chunks=1)]
+    answers += [
+        Answer("p", error="no"),
+        Answer("p", first=1.0, last=1.0, seconds=1.0, tokens=1, counted="usage", chunks=1),
+    ]
     row = summarise(Level(0, 4, 10.0, answers))
     good = answers[:120]
     per_token = [(a.last - a.first) / (a.tokens - 1) for a in good]
     assert row.tpot.p50.value == pytest.approx(np.percentile(per_token, 50)) and row.tpot.p50.prompts == 120
     assert row.ttft.p99.value == pytest.approx(np.percentile([a.first for a in [*good, answers[-1]]], 99))
-    assert row.seconds.p95.value == pytest.approx(np.percentile([a.seconds for a in [*good, answers[-1]]], 95))
+    assert row.seconds.p95.value == pytest.approx(
+        np.percentile([a.seconds for a in [*good, answers[-1]]], 95)
+    )
     assert row.tokens_per_second.value == pytest.approx((sum(a.tokens for a in good) + 1) / 10)
     assert (row.requests, row.failed, row.errors) == (122, 1, {"no": 1})
 
 
-def test_two_servers_take_turns_and_each_has_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_servers_take_turns_and_each_has_its_own_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTHER_API_KEY", "the-other")
     order: list[str] = []
 
@@ -131,7 +157,9 @@ def test_two_servers_take_turns_and_each_has_its_own_key(tmp_path: Path, monkeyp
         settings = {"requests": 8, "concurrency": [2], "warmup": 0, "other_model": "spare"}
         result = measured(config_of(tmp_path, one.url, other_url=two.url, **settings))
         assert set(one.keys) == {f"Bearer {SECRET}"} and set(two.keys) == {"Bearer the-other"}
-        assert [body["messages"] for body in one.requests] and {body["model"] for body in two.requests} == {"spare"}
+        assert [body["messages"] for body in one.requests] and {body["model"] for body in two.requests} == {
+            "spare"
+        }
         asked = [sorted(body["messages"][0]["content"] for body in server.requests) for server in (one, two)]
         assert asked[0] == asked[1]
     assert "".join(order) == "aabb" + "bbaa" + "aabb" + "bbaa"
@@ -149,13 +177,13 @@ def test_without_usage_a_tokenizer_counts_or_the_chunks_do(tmp_path: Path, known
         result = measured(config_of(tmp_path, server.url, concurrency=[1], **place))
     expected = len(tokenizer("".join(WORDS), add_special_tokens=False)["input_ids"]) if known else len(WORDS)
     answers = result.levels[0].answers
-    assert {(answer.tokens, answer.counted) for answer in answers} == {(expected, "tokenizer" if known else "chunks")}
+    assert {(answer.tokens, answer.counted) for answer in answers} == {
+        (expected, "tokenizer" if known else "chunks")
+    }
     assert any("counted as tokens" in words for words in result.endpoints[0].warnings) is not known
 
 
 def test_a_server_that_knows_no_stream_options_is_asked_without(tmp_path: Path) -> None:
-    complain = status(400)
-
     def fault(number: int, body: dict[str, Any]):
         def say(handler, body):
             handler.reply(400, {"error": {"message": "unknown field stream_options"}})
@@ -163,7 +191,6 @@ def test_a_server_that_knows_no_stream_options_is_asked_without(tmp_path: Path) 
 
         return say if "stream_options" in body else None
 
-    assert complain
     with FakeServer(fault) as server:
         result = measured(config_of(tmp_path, server.url, concurrency=[1]))
     assert sum("stream_options" in body for body in server.requests) == 1
@@ -195,7 +222,9 @@ def test_a_refused_key_is_named_by_its_variable(
 ) -> None:
     if not set_key:
         monkeypatch.delenv("OPENAI_API_KEY")
-    words = "the key was read from OPENAI_API_KEY" if set_key else "no key was sent: OPENAI_API_KEY is not set"
+    words = (
+        "the key was read from OPENAI_API_KEY" if set_key else "no key was sent: OPENAI_API_KEY is not set"
+    )
     with FakeServer(lambda number, body: status(code)) as server:
         said = refused(config_of(tmp_path, server.url))
         assert said == f"{server.url}/v1 refuses with status {code}; {words}."
@@ -204,7 +233,9 @@ def test_a_refused_key_is_named_by_its_variable(
     assert not (tmp_path / "out" / "endpoints.json").exists()
 
 
-def test_a_key_that_is_none_is_not_sent_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_none_is_not_sent_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\nmore")
     assert "OPENAI_API_KEY" in refused(config_of(tmp_path, "http://127.0.0.1:9"))
 
@@ -216,12 +247,18 @@ def test_wrong_addresses_and_models(tmp_path: Path) -> None:
         assert f"{url}/v1 cannot be reached" in refused(config_of(tmp_path, url))
     assert "url: 'localhost:8000' is not a URL" in refused(config_of(tmp_path, "localhost:8000"))
     assert "no passwords or keys in URLs" in refused(config_of(tmp_path, f"http://me:{SECRET}@localhost"))
-    with FakeServer() as server:
+    with FakeServer(lambda number, body: status(404)) as server:
         said = refused(config_of(tmp_path, server.url, model="gpt-4o"))
         assert said == f"{server.url}/v1 has no model 'gpt-4o': it has toy-model, spare. Set model=..."
+        assert "chat/completions is not there" in refused(config_of(tmp_path, server.url, model="spare"))
+    with FakeServer() as server:  # answers to any name
+        result = measured(config_of(tmp_path / "a", server.url, model="gpt-4o", concurrency=[1]))
+        assert result.endpoints[0].warnings == ["it does not list 'gpt-4o', but toy-model, spare"]
     with FakeServer(models=b"<html>") as server:
         assert "does not list its models: name one" in refused(config_of(tmp_path, server.url))
-        assert measured(config_of(tmp_path, server.url, model="any", concurrency=[1])).endpoints[0].models == []
+        assert (
+            measured(config_of(tmp_path, server.url, model="any", concurrency=[1])).endpoints[0].models == []
+        )
     with FakeServer(lambda number, body: status(404), models=b"<html>") as server:
         assert "has no model 'any'" in refused(config_of(tmp_path / "b", server.url, model="any"))
     assert "No server is named" in refused(config_of(tmp_path, None))
@@ -232,9 +269,7 @@ def test_wrong_addresses_and_models(tmp_path: Path) -> None:
 def test_an_answer_by_another_model_is_said(tmp_path: Path) -> None:
     with FakeServer(answers_as="small-model") as server:
         result = measured(config_of(tmp_path, server.url, concurrency=[1]))
-    assert result.endpoints[0].warnings == [
-        "the answers name another model than was asked for: small-model"
-    ]
+    assert result.endpoints[0].warnings == ["the answers name another model than was asked for: small-model"]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +288,6 @@ def test_an_answer_by_another_model_is_said(tmp_path: Path) -> None:
 )
 def test_one_bad_answer_is_counted_and_many_end_it(tmp_path: Path, fault, words: str) -> None:
     limit = {"timeout": 0.3} if fault is silent else {}
-    first = "Hello"
     spoiled: set[str] = set()
 
     def once(number: int, body: dict[str, Any]):
@@ -264,11 +298,9 @@ def test_one_bad_answer_is_counted_and_many_end_it(tmp_path: Path, fault, words:
 
     with FakeServer(once) as server:
         result = measured(config_of(tmp_path, server.url, concurrency=[1], **limit))
-    assert first and result.complete and result.summary[0].failed == 1
+    assert result.complete and result.summary[0].failed == 1
     (error,) = result.summary[0].errors
     assert re.search(words, error)
-    if fault is status:
-        return
     with FakeServer(lambda number, body: fault if number >= 4 else None) as server:
         said = refused(config_of(tmp_path / "b", server.url, concurrency=[1, 2], requests=9, **limit))
     assert re.search(words, said) and "4 requests in a row failed" in said
@@ -299,7 +331,14 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     with FakeServer() as server:
         result = measured(
-            config_of(tmp_path, server.url, concurrency=[1], requests=4, warmup=0, prompts=str(tmp_path / "mine.jsonl"))
+            config_of(
+                tmp_path,
+                server.url,
+                concurrency=[1],
+                requests=4,
+                warmup=0,
+                prompts=str(tmp_path / "mine.jsonl"),
+            )
         )
     asked = [[message["content"] for message in body["messages"]] for body in server.requests]
     assert asked == [["One?"], ["Two?"]] * 2
@@ -337,4 +376,7 @@ def test_acceptance_of_a_server_with_counters(tmp_path: Path) -> None:
     with FakeServer() as server:
         server.metrics = lambda: VLLM.format(*(len(server.requests) * n for n in (10, 30, 15)))
         result = measured(config_of(tmp_path, server.url))
-    assert [row.tau for row in result.summary] == [2.5, 2.5] and [row.budget for row in result.summary] == [3.0, 3.0]
+    assert [row.tau for row in result.summary] == [2.5, 2.5] and [row.budget for row in result.summary] == [
+        3.0,
+        3.0,
+    ]

@@ -20,9 +20,9 @@ def server() -> Iterator[Running]:
 
 def prompt_of(question: str) -> list[int]:
     target = talking_target()
-    return target.tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)[
-        "input_ids"
-    ]
+    return target.tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True
+    )["input_ids"]
 
 
 def reference(prompt: list[int], count: int) -> list[int]:
@@ -60,16 +60,22 @@ def test_a_stream_is_the_same_text_in_pieces(server: Running, usage: bool) -> No
     expected = reference(prompt_of(QUESTIONS[1]), 22)
     options = {"stream_options": {"include_usage": True}} if usage else {}
     chunks = list(
-        server.client().chat.completions.create(**ask(QUESTIONS[1], max_completion_tokens=22, stream=True, **options))
+        server.client().chat.completions.create(
+            **ask(QUESTIONS[1], max_completion_tokens=22, stream=True, **options)
+        )
     )
     with_text = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
     assert "".join(chunk.choices[0].delta.content for chunk in with_text) == text_of(expected)
     assert len(with_text) > 3 and chunks[0].choices[0].delta.role == "assistant"
-    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["length"]
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == [
+        "length"
+    ]
     assert len({chunk.id for chunk in chunks}) == 1
     counts = [chunk.usage for chunk in chunks if chunk.usage]
     assert [one.completion_tokens for one in counts] == ([22] if usage else [])
-    assert not usage or (counts[0].total_tokens == len(prompt_of(QUESTIONS[1])) + 22 and not chunks[-1].choices)
+    assert not usage or (
+        counts[0].total_tokens == len(prompt_of(QUESTIONS[1])) + 22 and not chunks[-1].choices
+    )
 
 
 def test_completions_take_the_protocols_four_shapes(server: Running) -> None:
@@ -180,7 +186,13 @@ def test_what_is_not_done_is_refused_by_name(server: Running, fields, param, wor
 
 
 def test_what_asks_for_nothing_is_allowed(server: Running) -> None:
-    nothing = {"logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "user": "me"}
+    nothing = {
+        "logprobs": False,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "user": "me",
+    }
     answer = server.client().chat.completions.create(**ask(max_tokens=3, **nothing))
     assert answer.usage.completion_tokens == 3
 
@@ -194,7 +206,12 @@ def test_bodies_that_are_no_request(server: Running) -> None:
         (b"[1]", json_type, 400, "not a JSON object"),
         (b"{}", {"Content-Type": "text/plain"}, 415, "application/json"),
         (b"{}", json_type, 400, "`messages` is missing"),
-        (b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "top_p": NaN}', json_type, 400, "top_p"),
+        (
+            b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "top_p": NaN}',
+            json_type,
+            400,
+            "top_p",
+        ),
     ]:
         response = httpx.post(url, content=content, headers=headers)
         assert response.status_code == status and words in response.json()["error"]["message"], content[:40]
@@ -208,7 +225,11 @@ def test_a_key_is_asked_for_where_one_is_set() -> None:
             header = {"Authorization": f"Bearer {wrong}".encode()}
             response = httpx.get(f"{server.url}/v1/models", headers=header)
             assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
-            assert httpx.post(f"{server.url}/v1/chat/completions", json=ask(), headers=header).status_code == 401
+            assert (
+                httpx.post(f"{server.url}/v1/chat/completions", json=ask(), headers=header).status_code == 401
+            )
         assert server.client("a-key").models.list().data
-        assert server.client("a-key").chat.completions.create(**ask(max_tokens=2)).usage.completion_tokens == 2
+        assert (
+            server.client("a-key").chat.completions.create(**ask(max_tokens=2)).usage.completion_tokens == 2
+        )
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
