@@ -61,6 +61,12 @@ STAGES: dict[str, Stage] = {
         ("+recipe=quickstart", "+recipe=quickstart decode.temperature=0.8"),
         (*RUN[:3], "target", "draft", "decode", "verify"),
     ),
+    "simulate": Stage(
+        "Replays a recorded run of <out> under load, on this machine or a described one: which way of drafting pays for "
+        "how many users. Writes <out>/simulation/simulation.html.",
+        ("+recipe=quickstart", "+recipe=quickstart hardware=h100"),
+        (*RUN[:3], "target", "draft", "decode", "simulate", "hardware"),
+    ),
     "export": Stage(
         "Writes <out>/draft in the layout that a serving engine loads, reads it back and compares the logits.",
         ("+recipe=quickstart format=vllm", "+recipe=quickstart format=sglang out_dir=served"),

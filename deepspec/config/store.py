@@ -38,6 +38,7 @@ def _primary(stage: str) -> dict[str, Any]:
             SCHEMA,
             {"target": "smollm2_135m"},
             {"draft": "eagle3"},
+            {"hardware": "here"},
             {"override hydra/hydra_logging": "none"},
             {"override hydra/job_logging": "none"},
             "_self_",

@@ -97,6 +97,7 @@ class BlockState:
 
 
 class BlockDraft(TrainableDraft):
+    one_pass = True
     config_class: Any
     base_model_prefix = "draft"
     first_slot: ClassVar[int]  # the one that predicts t_{a+1}

@@ -32,6 +32,8 @@ class RecursiveOptions:
     algorithm: str  # set by draft=NAME
     layers: int = 1  # decoder layers
     ttt_steps: int = 5  # draft steps unrolled in training
+    # part of the training over which the steps grow from 1 to ttt_steps; 0 = all from the start
+    ttt_ramp: float = 0.0
     # how a step's loss is weighed: decay by step_decay, or survival, dpace: by the acceptance reached so far
     step_weights: str = one_of(*STEP_WEIGHTS)
     step_decay: float = 0.8  # with step_weights=decay: weight of step s is step_decay^s
@@ -40,6 +42,11 @@ class RecursiveOptions:
     intermediate_size: int | None = None  # width of the feed-forward layer; null = the target's
     confidence: bool = False  # a head that says how likely the next token is to be accepted
     init_from: str | None = None  # folder of a saved draft of the same shape to start from
+
+    def check(self) -> None:
+        """`UserError` for a part that is none."""
+        if not 0 <= self.ttt_ramp <= 1:
+            raise UserError(f"draft.ttt_ramp is {self.ttt_ramp}; it is a part of the training, from 0 to 1.")
 
 
 @dataclass
@@ -84,7 +91,8 @@ class PEagleOptions(Eagle3Options):
     mask_token: int | None = None  # an embedding row that no text uses; null = a vector the draft learns
 
     def check(self) -> None:
-        """`UserError` for EAGLE-3.1's feedback."""
+        """`UserError` for EAGLE-3.1's feedback too."""
+        super().check()
         if self.normalised_feedback:
             raise UserError("draft.normalised_feedback has no meaning in P-EAGLE, which feeds nothing back.")
 
