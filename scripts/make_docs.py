@@ -31,7 +31,14 @@ ERRORS = {
     "The target": ("target/",),
     "Training": ("training/", "train.py", "pipeline.py"),
     "Decoding": ("decoding/", "library.py", "generate.py", "verify.py"),
-    "Evaluation and reports": ("evaluation/", "evaluate.py", "reporting/", "report.py"),
+    "Evaluation and reports": (
+        "evaluation/",
+        "evaluate.py",
+        "reporting/",
+        "report.py",
+        "simulation/",
+        "simulate.py",
+    ),
     "Drafts": ("drafts/", "pair.py"),
     "Export and import": ("interop/", "export.py", "import_draft.py"),
     "Everything else": ("",),
@@ -199,7 +206,7 @@ def user_errors(source: str) -> list[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "UserError"
     ]
     messages = [" ".join(_words(call.args[0]).split()) for call in calls if call.args]
-    return [message for message in messages if re.search(r"[a-z]{3,} ", re.sub(r"\{[^}]*\}", "", message))]
+    return [message for message in messages if re.search("[a-z]", re.sub(r"\{[^}]*\}", "", message))]
 
 
 def _words(node: ast.expr) -> str:

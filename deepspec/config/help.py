@@ -31,7 +31,7 @@ def help_text(stage: str, drafts: dict[str, type], config: DictConfig) -> str:
     if about.purpose:
         parts.append(textwrap.fill(about.purpose, width))
         parts.append("\n".join(["Examples:", *(f"  {program} {one}" for one in about.examples)]))
-    parts.append("\n".join(_choices(drafts, width)))
+    parts.append("\n".join(_choices(drafts, about.keys, width)))
     parts.append(FLAGS)
     values = OmegaConf.to_container(config, resolve=False)
     chosen = OmegaConf.get_type(config, "draft")
@@ -41,19 +41,20 @@ def help_text(stage: str, drafts: dict[str, type], config: DictConfig) -> str:
     return "\n\n".join(parts)
 
 
-def _choices(drafts: dict[str, type], width: int) -> Iterator[str]:
-    targets, machines = (
-        sorted(path.stem for path in (search.shipped("conf") / group).glob("*.yaml"))
-        for group in ("target", "hardware")
-    )
+def _choices(drafts: dict[str, type], keys: tuple[str, ...], width: int) -> Iterator[str]:
     yield "Choices:"
     yield "  +recipe=...  (recipes/ here, and those of the project)"
     yield _indented(", ".join(search.recipe_names()), width)
-    yield f"  target=...   {', '.join(targets)}"
-    yield f"  hardware=... {', '.join(machines)}"
+    yield f"  target=...   {', '.join(_options('target'))}"
+    if "hardware" in keys:
+        yield f"  hardware=... {', '.join(_options('hardware'))}"
     yield "  draft=..."
     for name, options in drafts.items():
         yield _indented(f"{name:11}{type_says(options)}", width, further=17)
+
+
+def _options(group: str) -> list[str]:
+    return sorted(path.stem for path in (search.shipped("conf") / group).glob("*.yaml"))
 
 
 def _section(section: Section, values: Any, width: int) -> Iterator[str]:

@@ -116,7 +116,8 @@ class Parallel(Enum):
 
 
 class Optimiser(Enum):
-    """What takes the steps: AdamW, SGD with momentum, or torch's Muon for inner matrices and AdamW for the rest."""
+    """What takes the steps: AdamW; SGD with momentum; or Muon (torch's, for inner matrices, with AdamW for heads,
+    tables, norms and biases)."""
 
     adamw = "adamw"
     sgd = "sgd"
@@ -388,9 +389,9 @@ class EvaluateConfig:
     metrics: list[str] = field(default_factory=list)
     allow_code_execution: bool = False  # run what the model wrote against a set's unit tests, confined
     code_seconds: float = 10.0  # seconds after which a program that the model wrote is stopped
+    # -- speed
     # keep temperatures for the draft's confidences in its config, for decode.schedule
     calibrate: bool = False
-    # -- speed
     # K values to try before the main run, which takes the fastest; [] = none
     sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])
     sweep_prompts: int = 8  # how many prompts the sweep decodes
@@ -417,38 +418,43 @@ class VerifyConfig:
 class HardwareConfig:
     """A machine as plans and simulations see it: hardware=here measures this one, the others are described."""
 
-    name: str = "here"  # set by hardware=NAME
+    name: str = "here"  # of the machine; set by hardware=NAME
     flops: float = 0.0  # operations a second of one device, dense, in the format of the weights
     bandwidth: float = 0.0  # bytes a second between one device and its memory
     memory_gib: float = 0.0  # of one device
-    devices: int = 1  # that share the work evenly
-    efficiency: float = 0.6  # part of `flops` that large multiplications reach
+    devices: int = 1  # devices that share the work
+    efficiency: float = 0.6  # part of flops that large multiplications reach
     launch_seconds: float = 5e-4  # that a forward takes whatever it computes
 
 
 @dataclass
 class SimulateConfig:
-    result: str | None = None  # the recorded run: a result.json; null = the one in `out`
-    # plain decoding, fixed K, and the schedules of decode.schedule
+    """A recorded run under load: which loads, which ways of drafting, and what is known of the machine."""
+
+    # -- what is simulated
+    result: str | None = None  # the recorded run: a result.json; null = the one in out
+    # ways of drafting that are compared, of plain, fixed, threshold and hardware
     policies: list[str] = field(default_factory=lambda: ["plain", "fixed", "threshold", "hardware"])
-    k: int | None = None  # drafted tokens a round at most; null = as recorded
-    # how many users ask at a time, each again as soon as the last answer is there
+    k: int | None = None  # drafted tokens of the policy fixed; null = as recorded
+    # how many requests are under way all the time
     users: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
-    # requests a second instead of users, at random times
-    rates: list[float] = field(default_factory=list)
-    max_rows: int = 512  # rates: rows decoded at once, others wait
-    requests: int = 256  # rates: of them
-    measured_rows: int = 16  # hardware=here: largest batch that is timed; beyond lies a straight line
-    round_trip: float = 0.0  # seconds to a draft that runs on another machine, each round
-    target_parameters: int | None = None  # hardware=..., without loading the models: the target's
-    draft_parameters: int | None = None  # the draft's
-    cached_bytes: int | None = None  # keys and values that the target keeps of one token
-    api_round_trip: float | None = None  # the same model behind an API: seconds of a network round trip
-    api_ttft: float = 0.0  # its seconds to a first token, the network apart
-    api_tpot: float | None = None  # its seconds for each further one
+    rates: list[float] = field(default_factory=list)  # requests a second instead of users, at random times
+    max_rows: int = 512  # with rates: rows decoded at once, others wait
+    requests: int = 256  # with rates: how many requests arrive
     # batch sizes at which the real engine decodes the recorded run's prompts, beside the simulation of that
     validate: list[int] = field(default_factory=list)
-    seed: int = 0  # of the order of requests, and of their arrivals
+    seed: int = 0  # of what is drawn: which recorded requests come, and when
+    # -- what a step takes
+    measured_rows: int = 16  # with hardware=here: largest batch that is timed; beyond lies a straight line
+    round_trip: float = 0.0  # seconds to a draft that runs on another machine, each round
+    # parameters of the target, to simulate a described machine without loading the models; null = load them
+    target_parameters: int | None = None
+    draft_parameters: int | None = None  # parameters of the draft, with target_parameters
+    cached_bytes: int | None = None  # bytes of keys and values a token, with target_parameters
+    # -- the same model behind an API
+    api_round_trip: float | None = None  # seconds of a network round trip; null = leave the API out
+    api_ttft: float = 0.0  # seconds to a first token there
+    api_tpot: float | None = None  # seconds for each further token there
 
 
 @dataclass

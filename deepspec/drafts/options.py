@@ -32,7 +32,7 @@ class RecursiveOptions:
     algorithm: str  # set by draft=NAME
     layers: int = 1  # decoder layers
     ttt_steps: int = 5  # draft steps unrolled in training
-    # part of the training over which they grow from 1 to ttt_steps; 0 = all from the start
+    # part of the training over which the steps grow from 1 to ttt_steps; 0 = all from the start
     ttt_ramp: float = 0.0
     # how a step's loss is weighed: decay by step_decay, or survival, dpace: by the acceptance reached so far
     step_weights: str = one_of(*STEP_WEIGHTS)
@@ -90,7 +90,8 @@ class PEagleOptions(Eagle3Options):
     mask_token: int | None = None  # an embedding row that no text uses; null = a vector the draft learns
 
     def check(self) -> None:
-        """`UserError` for EAGLE-3.1's feedback."""
+        """`UserError` for EAGLE-3.1's feedback too."""
+        super().check()
         if self.normalised_feedback:
             raise UserError("draft.normalised_feedback has no meaning in P-EAGLE, which feeds nothing back.")
 
