@@ -25,6 +25,7 @@ import psutil
 import torch
 
 from benchmarks.train import TINY, _target
+from deepspec.artifacts import plain
 from deepspec.config.schema import (
     Answers,
     Config,
@@ -58,6 +59,7 @@ from deepspec.training.sources import FromStore, Online, Sources, online
 REFERENCE = 30_720  # bytes a token: five layers and the last hidden state in bf16, hidden size 2,560
 FORMATS = (StoreFormat.bf16, StoreFormat.int8, StoreFormat.fp8)
 BATCH = 8
+WARM = 128  # rows read before memory is compared
 
 
 def main() -> None:
@@ -74,14 +76,15 @@ def main() -> None:
     if options.read:
         print(json.dumps(reading(options.read)))
         return
-    begun = time.perf_counter()
+    begun, load = time.perf_counter(), load_average()
     with tempfile.TemporaryDirectory(prefix="deepspec-") as scratch:
         found = measured(options, Path(scratch))
-    found |= {"machine": describe_machine(), "load_before": load_average()}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found["machine"] = plain(describe_machine(device, load))
     found["seconds"] = time.perf_counter() - begun
     print(f"\ntotal {found['seconds']:.0f} s")
     if options.out:
-        options.out.write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def measured(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -181,7 +184,7 @@ def sizes(scratch: Path) -> dict[str, Any]:
 def memory(scratch: Path) -> dict[str, Any]:
     """The largest private memory of a process that reads all rows of a store, and of one four times as large."""
     found = {}
-    for count in (64, 256):
+    for count in (128, 512):
         folder = scratch / f"memory-{count}"
         rows = SyntheticRows(count, 256, 0.5)
         target = Noise(512, 12)
@@ -193,23 +196,27 @@ def memory(scratch: Path) -> dict[str, Any]:
             raise SystemExit(f"Reading {folder} failed:\n{done.stderr[-2000:]}")
         found[str(count)] = json.loads(done.stdout.splitlines()[-1])
         one = found[str(count)]
-        print(f"memory    {count} rows: {one['grown_mib']:.1f} MiB more than before the first row")
+        print(
+            f"memory    {count} rows: at most {one['most_mib']:.0f} MiB, {one['grown_mib']:.1f} more than after {WARM}"
+        )
     return found
 
 
 def reading(folder: Path) -> dict[str, float]:
-    """Read every row once; private memory before and at most, without the pages of mapped files."""
+    """Read every row four times; private memory before and at most, without the pages of mapped files."""
     store = FeatureStore(folder, "")
     rows = SyntheticRows(int(folder.name.rpartition("-")[2]), 256, 0.5)
     stored = StoredRows(store, store.recipe.layers, torch.device("cpu"), torch.float32)
     process, before, most = psutil.Process(), 0.0, 0.0
-    for index in range(len(rows)):
-        batch = columns([rows[index]])
+    for index in range(4 * len(rows)):
+        batch = columns([rows[index % len(rows)]])
         stored.read(batch.tokens, batch.loss_mask, batch.documents)
         memory = process.memory_info()
         used = memory.rss - getattr(memory, "shared", 0)
-        before, most = before or used, max(most, used)
-    return {"first_row_mib": before / 2**20, "most_mib": most / 2**20, "grown_mib": (most - before) / 2**20}
+        if index == WARM:
+            before = used
+        most = max(most, used)
+    return {"warm_mib": before / 2**20, "most_mib": most / 2**20, "grown_mib": (most - before) / 2**20}
 
 
 # ---------------------------------------------------------------------- a real target
@@ -217,11 +224,12 @@ def reading(folder: Path) -> dict[str, float]:
 
 def speed(target: Target, rows: Rows, layers: list[int], scratch: Path, repeats: int) -> dict[str, Any]:
     """Tokens a second of the plain forward (no hooks, no logits) and of capture to finished files, in turns."""
-    few = [rows[index] for index in range(min(len(rows), 4 * BATCH))]
+    few = [rows[index] for index in range(min(len(rows), 2 * BATCH))]
     tokens = sum(int((torch.as_tensor(row["documents"]) >= 0).sum()) for row in few)
     hidden = sample(target, few, layers, 4, BATCH).hidden
     seconds: dict[str, list[float]] = {"plain": [], **{format.value: [] for format in FORMATS}}
-    for turn in range(repeats + 1):
+    _plain(target, few[:2])
+    for turn in range(repeats):
         seconds["plain"].append(_timed(lambda: _plain(target, few)))
         for format in FORMATS:
             folder = scratch / f"speed-{format.value}-{turn}"
@@ -232,7 +240,7 @@ def speed(target: Target, rows: Rows, layers: list[int], scratch: Path, repeats:
             seconds[format.value].append(
                 _timed(lambda: write_shards(target, few, plans, folder, recipe, BATCH))  # noqa: B023
             )
-    found = {name: tokens / statistics.median(times[1:]) for name, times in seconds.items()}
+    found = {name: tokens / statistics.median(times) for name, times in seconds.items()}
     for name, rate in found.items():
         print(f"capture   {name:6} {rate:8.0f} tokens/s, {rate / found['plain']:.3f} of the plain forward")
     return {"tokens": tokens, "tokens_per_second": found, "seconds": seconds}
@@ -270,7 +278,7 @@ def trained(
     columns_of: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
     for name in ("online", *stores):
         if name == "online":
-            sources = online(target, layers, 0.0)
+            sources = online(target, layers, 1.0)  # as by default: rows are captured once
         else:
             read = StoredRows(stores[name], layers, target.device, target.dtype)
             sources = Sources(FromStore(read, target, 2), FromStore(read, target))
@@ -393,7 +401,13 @@ def _real(prompts: int, scratch: Path) -> tuple[Target, Rows, Rows, Any]:
         name="features",
         target=TargetConfig(name=name, path="builtin:smollm2_135m", dtype=Dtype.float32),
         draft=Eagle3Options(vocab_size=4096),
-        data=DataConfig(builtin_prompts=prompts, answers=Answers.given, held_out_prompts=32, max_length=512),
+        data=DataConfig(
+            builtin_prompts=prompts,
+            answers=Answers.given,
+            held_out_prompts=32,
+            max_length=512,
+            max_new_tokens=128,
+        ),
         out=str(scratch / "prepared"),
     )
     data = prepare(config)

@@ -7,6 +7,7 @@ the last hidden state. Exact formats have no scales. Where the last layer is amo
 state is in `features`, and there is no `last`; without captured layers there is no `features`.
 """
 
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +16,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from deepspec.artifacts import write_json
+from deepspec.errors import UserError
 from deepspec.target.features.codec import Encoded
 from deepspec.target.features.documents import KEY_BYTES
 
 SUFFIX = ".safetensors"
+DTYPES = {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+}
 DONE = ".json"  # beside a finished shard until the store is whole
 
 
@@ -98,20 +108,36 @@ class Stored:
 
 
 class Shard:
-    """An open shard: a memory map; what is read is copied, nothing else stays in memory but the starts."""
+    """An open shard: a memory map. What is read is copied; nothing else stays in memory but the documents' starts.
+
+    The map is read here and not through safetensors' slices, which keep some bytes of every one that was ever cut.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.file = safe_open(str(path), "pt")
-        names = set(self.file.keys())
-        self.starts = {name: self.file.get_tensor(name).tolist() for name in names if name.endswith("starts")}
-        self.scaled = bool({"feature_scales", "last_scales"} & names)
+        try:
+            self._map = np.memmap(path, np.uint8, "r")
+            length = int(self._map[:8].view("<u8")[0])
+            self._header: dict[str, Any] = json.loads(self._map[8 : 8 + length].tobytes())
+            self._data = 8 + length
+            self._starts = {name: self.cut(name) for name in self._header if name.endswith("starts")}
+        except (ValueError, KeyError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is no safetensors file ({error}).") from error
 
     def read(self, name: str, item: int) -> Stored:
         """Document number `item`'s part `features` or `last`."""
         prefix, scales = ("", "feature_scales") if name == "features" else ("last_", "last_scales")
-        start, end = self.starts[f"{prefix}starts"][item : item + 2]
+        start, end = self._starts[f"{prefix}starts"][item : item + 2].tolist()
+        scaled = self.cut(scales, start, end) if scales in self._header else None
+        return Stored(self.cut(f"{prefix}places", start, end), Encoded(self.cut(name, start, end), scaled))
 
-        def cut(tensor: str) -> Tensor:
-            return self.file.get_slice(tensor)[start:end]
-
-        return Stored(cut(f"{prefix}places"), Encoded(cut(name), cut(scales) if self.scaled else None))
+    def cut(self, name: str, start: int = 0, end: int | None = None) -> Tensor:
+        """Rows [start, end) of a tensor."""
+        said = self._header[name]
+        rows, *shape = said["shape"]
+        end, width = (
+            rows if end is None else end,
+            (said["data_offsets"][1] - said["data_offsets"][0]) // max(rows, 1),
+        )
+        first = self._data + said["data_offsets"][0]
+        content = np.array(self._map[first + start * width : first + end * width])
+        return torch.from_numpy(content).view(DTYPES[said["dtype"]]).view(end - start, *shape)

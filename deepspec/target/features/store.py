@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -87,15 +86,9 @@ class FeatureStore:
                 f"{self.folder} has no features of a document of these data: it was captured from others. Add what is "
                 f"missing: {self.made_by}"
             )
-        try:
-            with self._lock:
-                shard = self._shard(place[0])
-            return shard.read(part, place[1])
-        except SafetensorError as error:
-            raise UserError(
-                f"{self.folder / place[0]} cannot be read ({error}). Remove {self.folder} and make it again: "
-                f"{self.made_by}"
-            ) from error
+        with self._lock:
+            shard = self._shard(place[0])
+        return shard.read(part, place[1])
 
     def _shard(self, name: str) -> Shard:
         if name in self._open:
@@ -166,7 +159,7 @@ def write_index(path: Path, names: Sequence[str]) -> None:
     low: list[NDArray[np.int64]] = []
     where: list[NDArray[np.int32]] = []
     for number, name in enumerate(names):
-        keys = Shard(path.with_name(name)).file.get_tensor("keys").numpy()
+        keys = Shard(path.with_name(name)).cut("keys").numpy()
         halves = keys.view(">i8").astype(np.int64)
         high.append(halves[:, 0])
         low.append(halves[:, 1])
