@@ -6,9 +6,16 @@ if __name__ == "__main__":
     start("evaluate")  # before the imports below, which take seconds
 
 import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
+
+from torch import distributed
 
 from deepspec.artifacts import (
     check_whole,
@@ -21,14 +28,17 @@ from deepspec.artifacts import (
 )
 from deepspec.config.app import command
 from deepspec.config.ranges import check
-from deepspec.config.schema import Config, Dtype, OnError
+from deepspec.config.schema import Config, Dtype, OnError, Parallel
 from deepspec.data.conversation import BadRow, Conversation, Tally
 from deepspec.data.dataset import HELD_OUT_PROMPTS
 from deepspec.data.prompts import prompts_sha256, read_prompts
 from deepspec.data.template import ChatTemplate
+from deepspec.decoding.engine import schedule_of
 from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.errors import UserError
+from deepspec.evaluation.calibration import store
 from deepspec.evaluation.fit import check_data, check_recipe
+from deepspec.evaluation.journal import Journal
 from deepspec.evaluation.prompts import Prompt, fitting, question, read_held_out
 from deepspec.evaluation.quality.metrics import metric_path
 from deepspec.evaluation.quality.score import check_metrics
@@ -36,12 +46,15 @@ from deepspec.evaluation.result import EvaluationResult, load_result, save_resul
 from deepspec.evaluation.run import Papers, Subject, evaluate
 from deepspec.evaluation.tasks import Item, read_tasks
 from deepspec.evaluation.tasks import Source as TaskSource
+from deepspec.evaluation.tasks.item import Check
 from deepspec.evaluation.tasks.read import check_tasks
+from deepspec.evaluation.turns import following, opening, turn_id
 from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import Target, load_target
 from deepspec.training.history import read as read_history
+from deepspec.training.launch import processes
 
 WHICH = ("name", "path", "revision")  # settings of a target that say which one it is, not how it runs
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
@@ -60,6 +73,15 @@ class Source:
     sets: list[TaskSource] = field(default_factory=list)
 
 
+@dataclass
+class Shared:
+    """This process among those that share the prompts. wait: until all have come here."""
+
+    rank: int = 0
+    processes: int = 1
+    wait: Callable[[], None] = field(default=lambda: None)
+
+
 def run(config: Config) -> Path:
     """Measure the draft in `config.out`/draft; writes evaluation/result.json and report.html beside it.
 
@@ -70,6 +92,11 @@ def run(config: Config) -> Path:
     """
     check(config)
     check_prompts(config)
+    with sharing(config) as shared:
+        return _run(config, shared)
+
+
+def _run(config: Config, shared: Shared) -> Path:
     out = Path(config.out)
     found = find_draft(config)
     manifest = found.manifest
@@ -80,13 +107,14 @@ def run(config: Config) -> Path:
     path = out / folder / "result.json"
     made_of = fingerprint(_made_of(config, manifest, source))
     done = _already_measured(path, made_of, _settings(config, manifest), config.overwrite)
+    shared.wait()  # until all have looked for a result, which the first may write before the last looks
     if done is not None and _is_the_same(config, done, None):
-        return _finish_again(done, path)
+        return _finish_again(done, path, shared)
     pair = load_pair(config, found)
     target, draft = pair.target, pair.draft
     if done is not None:  # the target's name or place is another than then
         if _is_the_same(config, done, target):
-            return _finish_again(done, path)
+            return _finish_again(done, path, shared)
         if not config.overwrite:
             raise refuse_to_replace(path, differences(done.target, target.identity()))
     prompts, excluded = prompts_of(source, config, target)
@@ -100,14 +128,57 @@ def run(config: Config) -> Path:
         excluded=excluded,
         warnings=[*pair.warnings, *_task_warnings(source)],
         sources=source.sets,
-        checks={item.id: item.check for item in source.items if item.check is not None},
+        longest_row=config.data.max_length if found.ready is None else None,
+        load_draft_seconds=pair.load_draft_seconds,
+        checks=_checks(source.items),
     )
     subject = Subject(
-        target, cast(Drafter, draft), lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype)))
+        target,
+        cast(Drafter, draft),
+        lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype))),
+        following(_template(config, target).prompt, target.max_positions - config.decode.max_new_tokens),
     )
-    result = evaluate(config, subject, prompts, papers)
+    journal = Journal(path.parent, made_of, shared.rank, shared.processes)
+    result = evaluate(config, subject, prompts, papers, journal, shared.wait)
+    if result is None:  # another process of this launch writes it
+        return path.with_name("report.html")
+    _calibrated(config, result, out / "draft")
     save_result(result, path)
+    journal.remove()
     return _finish(result, path)
+
+
+@contextmanager
+def sharing(config: Config) -> Iterator[Shared]:
+    """Join the other processes of a launch (`accelerate launch`, torchrun), if there are any."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield Shared()
+        return
+    with processes(config.target.device, Parallel.ddp) as joined:
+        # One process may have a long answer more than another: minutes are no sign of a lost one.
+        group = distributed.new_group(backend="gloo", timeout=timedelta(days=1))
+        yield Shared(
+            joined.state.process_index, joined.state.num_processes, lambda: distributed.barrier(group=group)
+        )
+
+
+def _checks(items: Sequence[Item]) -> dict[str, Check]:
+    """How an answer is judged, by its prompt's id: the last turn's."""
+    last = {turn_id(item, len(item.turns)): item.check for item in items}
+    return {name: check for name, check in last.items() if check is not None}
+
+
+def _calibrated(config: Config, result: EvaluationResult, draft: Path) -> None:
+    """Store the calibration with the draft, where that was asked for."""
+    if not config.evaluate.calibrate:
+        return
+    if result.calibration is None or not draft.is_dir():
+        result.warnings.append(
+            "evaluate.calibrate=true: this draft gives no confidence, proposes trees or a schedule cut its rounds "
+            "(decode.schedule); nothing was calibrated."
+        )
+        return
+    store(draft, result.calibration)
 
 
 def check_prompts(config: Config) -> None:
@@ -122,7 +193,9 @@ def check_prompts(config: Config) -> None:
         read_source(config)
 
 
-def _finish_again(result: EvaluationResult, path: Path) -> Path:
+def _finish_again(result: EvaluationResult, path: Path, shared: Shared) -> Path:
+    if shared.rank:
+        return path.with_name("report.html")
     print(f"Measured already ({result.created}); to measure again, remove {path}.", flush=True)
     return _finish(result, path)
 
@@ -156,8 +229,17 @@ def _made_of(config: Config, manifest: dict[str, Any], source: Source) -> dict[s
         "prompts": _made_of_prompts(config, source),
         "metrics": [_sha256(metric_path(name)) for name in config.evaluate.metrics],
         "system": config.data.system,
+        **({"calibration": temperatures} if (temperatures := _temperatures(config)) else {}),
         **({"template": plain(config.data.template_args)} if config.data.template_args else {}),
     }
+
+
+def _temperatures(config: Config) -> Any:
+    """The draft's calibration, where a schedule will go by it."""
+    file = Path(config.out) / "draft" / "config.json"
+    if not schedule_of(config.decode).cuts or not file.is_file():
+        return None
+    return json.loads(file.read_text(encoding="utf-8")).get("confidence_temperatures")
 
 
 def _how(target: dict[str, Any]) -> dict[str, Any]:
@@ -260,7 +342,7 @@ def read_source(config: Config) -> Source:
 def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Prompt], dict[str, int]]:
     """All prompts that can be decoded, by the target's chat template; how many were left out, by reason."""
     prompts = list(source.ready)
-    template = ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)
+    template = _template(config, target)
     for conversation in source.conversations:
         messages = list(conversation.with_system(config.data.system).messages)
         references: tuple[str, ...] = ()
@@ -276,15 +358,10 @@ def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Pro
             continue
         prompts.append(Prompt(conversation.id, conversation.category, question(messages), tokens, references))
     for item in source.items:
-        system = item.system or config.data.system
-        said = [{"role": "system", "content": system}] if system else []
-        messages = [*said, {"role": "user", "content": item.turns[0]}]
         try:
-            tokens = tuple(template.prompt(messages))
+            prompts.append(opening(item, config.data.system, template.prompt))
         except BadRow as error:
             source.tally.bad(error, item.category, 0, item.id)
-            continue
-        prompts.append(Prompt(item.id, item.category, item.turns[0], tokens, item.references_of(1)))
     kept, too_long = fitting(prompts, target.max_positions - config.decode.max_new_tokens)
     excluded = dict(source.tally.counts) | too_long
     if not kept:
@@ -295,9 +372,11 @@ def prompts_of(source: Source, config: Config, target: Target) -> tuple[list[Pro
 
 def _task_warnings(source: Source) -> list[str]:
     """What a reader must know of the sets that were asked for."""
-    lost = [f"Left out: {one.words()}" for one in source.sets if one.error]
-    several = sorted({item.category for item in source.items if len(item.turns) > 1})
-    return [*lost, *(f"{name}: only the first turn of each conversation is decoded." for name in several)]
+    return [f"Left out: {one.words()}" for one in source.sets if one.error]
+
+
+def _template(config: Config, target: Target) -> ChatTemplate:
+    return ChatTemplate(target.tokenizer, target.eos, arguments=config.data.template_args)
 
 
 def _describe(config: Config, draft: Drafter | TrainableDraft, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The draft of a run's folder and the target it was made for, as every entry point that decodes needs them."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,11 +29,13 @@ class FoundDraft:
 
 @dataclass
 class Pair:
-    """Target and draft on their device; warnings: what does not quite fit."""
+    """Target and draft on their device; warnings: what does not quite fit. load_draft_seconds: the draft's cold
+    start, None for one that needs none."""
 
     target: Target
     draft: Drafter
     warnings: list[str]
+    load_draft_seconds: float | None = None
 
 
 def find_draft(config: Config) -> FoundDraft:
@@ -54,7 +57,9 @@ def find_draft(config: Config) -> FoundDraft:
 
 def load_pair(config: Config, found: FoundDraft) -> Pair:
     """Load both; `UserError` where they cannot work together."""
+    started = time.perf_counter()
     draft = found.ready or load_draft(Path(config.out) / "draft")
+    loaded = time.perf_counter() - started
     made_for = found.manifest.get("target") or {}
     target = load_target(same_dtype(config.target, made_for), draft.capture_layers)
     warnings = [
@@ -63,8 +68,10 @@ def load_pair(config: Config, found: FoundDraft) -> Pair:
     ]
     if isinstance(draft, TrainableDraft):
         module: nn.Module = draft
+        started = time.perf_counter()
         module.to(target.device, target.dtype)
-    return Pair(target, cast(Drafter, draft), warnings)
+        loaded += time.perf_counter() - started
+    return Pair(target, cast(Drafter, draft), warnings, None if found.ready else loaded)
 
 
 def _untrained_manifest(config: Config, out: Path) -> dict[str, Any]:

@@ -21,7 +21,8 @@ LEFT_OF: dict[str, set[str]] = {
     "decoding": {"data", "target", "drafts"},
     "evaluation": {"data", "target", "drafts", "training", "decoding"},
     "serving": {"data", "target", "drafts", "training", "decoding", "evaluation"},
-    "reporting": {"data", "target", "drafts", "training", "decoding", "evaluation"},
+    "simulation": {"data", "target", "drafts", "training", "decoding", "evaluation"},
+    "reporting": {"data", "target", "drafts", "training", "decoding", "evaluation", "simulation"},
     "interop": {"data", "target", "drafts", "training", "decoding", "evaluation", "serving", "reporting"},
     "config": {"drafts"},
 }

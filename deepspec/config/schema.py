@@ -86,8 +86,11 @@ class Parallel(Enum):
 
 
 class Optimiser(Enum):
+    """`muon` is torch's Muon for inner matrices and AdamW for heads, tables, norms and biases."""
+
     adamw = "adamw"
     sgd = "sgd"
+    muon = "muon"
 
 
 class KeepBest(Enum):
@@ -306,6 +309,9 @@ class EvaluateConfig:
     metrics: list[str] = field(default_factory=list)
     allow_code_execution: bool = False  # run what the model wrote against a set's unit tests, confined
     code_seconds: float = 10.0  # at most so long a program
+    calibrate: bool = (
+        False  # keep temperatures for the draft's confidences in its config, for decode.schedule
+    )
     max_prompts: int = 32  # spread evenly over categories
     # K values to try before the main run; [] = none
     sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])
@@ -328,6 +334,44 @@ class VerifyConfig:
 
 
 @dataclass
+class HardwareConfig:
+    """A machine as plans and simulations see it: hardware=here measures this one, the others are described."""
+
+    name: str = "here"
+    flops: float = 0.0  # operations a second of one device, dense, in the format of the weights
+    bandwidth: float = 0.0  # bytes a second between one device and its memory
+    memory_gib: float = 0.0  # of one device
+    devices: int = 1
+    efficiency: float = 0.6  # part of `flops` that large multiplications reach
+    launch_seconds: float = 5e-4  # that a forward takes whatever it computes
+
+
+@dataclass
+class SimulateConfig:
+    result: str | None = None  # the recorded run: a result.json; null = the one in `out`
+    policies: list[str] = field(default_factory=lambda: ["plain", "fixed", "threshold", "hardware"])
+    k: int | None = None  # drafted tokens of `fixed`; null = as recorded
+    users: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    # requests a second instead of users, at random times
+    rates: list[float] = field(default_factory=list)
+    max_rows: int = 512  # rates: rows decoded at once, others wait
+    requests: int = 256  # rates: of them
+    measured_rows: int = 16  # hardware=here: largest batch that is timed; beyond lies a straight line
+    round_trip: float = 0.0  # seconds to a draft that runs on another machine, each round
+    # hardware=..., without loading the models: their parameters, and bytes of keys and values a token
+    target_parameters: int | None = None
+    draft_parameters: int | None = None
+    cached_bytes: int | None = None
+    # the same model behind an API: seconds of a network round trip, to a first token, and for each further one
+    api_round_trip: float | None = None
+    api_ttft: float = 0.0
+    api_tpot: float | None = None
+    # batch sizes at which the real engine decodes the recorded run's prompts, beside the simulation of that
+    validate: list[int] = field(default_factory=list)
+    seed: int = 0
+
+
+@dataclass
 class Config:
     """The whole configuration. `draft` is the chosen draft's own option class."""
 
@@ -339,6 +383,8 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     verify: VerifyConfig = field(default_factory=VerifyConfig)
+    simulate: SimulateConfig = field(default_factory=SimulateConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
     prompt: str | None = None  # generate: what to answer, put into the target's chat template
     compare: bool = False  # generate: decode plainly too
     out: str = "runs/${name}"  # data/, draft/, checkpoints/, evaluation/ live below it

@@ -23,6 +23,7 @@ Recipes (recipes/ here, and those of the project; several: --multirun +recipe=A,
 Groups:
   target=...  {targets}
   draft=...   {drafts}
+  hardware=...  {hardware}
 
 Useful flags:
   --cfg job                       print the whole configuration of this call and stop
@@ -53,6 +54,7 @@ def _primary(stage: str, drafts: dict[str, type]) -> dict[str, Any]:
             SCHEMA,
             {"target": "smollm2_135m"},
             {"draft": "eagle3"},
+            {"hardware": "here"},
             {"override hydra/hydra_logging": "none"},
             {"override hydra/job_logging": "none"},
             "_self_",
@@ -85,6 +87,15 @@ def _logging() -> dict[str, Any]:
 
 
 def _help(stage: str, drafts: dict[str, type]) -> str:
-    targets = sorted(path.stem for path in (search.shipped("conf") / "target").glob("*.yaml"))
+    targets, hardware = (
+        sorted(path.stem for path in (search.shipped("conf") / group).glob("*.yaml"))
+        for group in ("target", "hardware")
+    )
     recipes = "".join(f"  {name}\n" for name in search.recipe_names())
-    return HELP.format(stage=stage, recipes=recipes, targets=", ".join(targets), drafts=", ".join(drafts))
+    return HELP.format(
+        stage=stage,
+        recipes=recipes,
+        targets=", ".join(targets),
+        drafts=", ".join(drafts),
+        hardware=", ".join(hardware),
+    )

@@ -31,6 +31,8 @@ from deepspec.errors import UserError
 from deepspec.target import State, Target, chain
 from deepspec.target.layout import tree as tree_layout
 
+FIXED_POINT = 2**30  # of a confidence among whole numbers
+
 
 class Batch:
     """Up to `max_rows` requests on one state.
@@ -191,7 +193,7 @@ class Batch:
         if scheduler.gives_confidence is not False:
             scheduler.gives_confidence = asked or proposal.confidence is not None
             if proposal.confidence is not None and not asked:
-                plan.through(proposal.confidence.tolist())
+                plan.through(proposal.confidence.tolist(), told=True)
             elif not asked:
                 plan.through([row[: proposal.tokens.shape[1]] for row in scheduler.expected(self._pasts())])
         return [min(pair) for pair in zip(proposal.length, plan.lengths, strict=True)]
@@ -255,7 +257,11 @@ class Batch:
         depth = verdict.length if trial.shape is None else trial.shape.depth
         sound = torch.ones_like(broken) if trial.sound is None else trial.sound
         columns = torch.stack([verdict.length, verdict.next_token, broken.long(), depth, sound.long()], 1)
-        fetched = torch.cat([columns, accepted], 1).tolist()
+        sure = trial.proposal.confidence if trial.shape is None else None
+        # Confidences cross as whole numbers with all the others: a second transfer would be a second wait.
+        told = accepted[:, :0] if sure is None else (sure.double() * FIXED_POINT).round().long()
+        fetched = torch.cat([columns, accepted, told], 1).tolist()
+        width = columns.shape[1] + accepted.shape[1]
         if not all(row[4] for row in fetched):
             raise UserError(
                 f"{type(self.draft).__name__} proposed a tree that is none: every node's parent must be -1 or a node "
@@ -266,6 +272,7 @@ class Batch:
             broken=[bool(row[2]) for row in fetched],
             deepest=trial.proposal.length if trial.shape is None else [row[3] for row in fetched],
             path=path,
+            confidence=[[value / FIXED_POINT for value in row[width:]] for row in fetched],
         )
 
     def _remember(self, outcome: Outcome, features: Tensor | None) -> None:
@@ -315,6 +322,7 @@ class Batch:
                     verify_seconds=verify_seconds,
                     rest_seconds=rest_seconds,
                     scheduled=trial.proposal.length[index],
+                    confidence=outcome.confidence[index][: trial.proposal.length[index]],
                 )
             )
         if self.scheduler is not None:

@@ -86,7 +86,7 @@ class RoundControl:
         self.asked = True
         if self.plan is None:
             return torch.ones_like(confidence, dtype=torch.bool)
-        return torch.tensor(self.plan.go_on(confidence.tolist()), device=confidence.device)
+        return torch.tensor(self.plan.told(confidence.tolist()), device=confidence.device)
 
     def _without_replacement(self, logits: Tensor, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         """[B, count] draft ids and q [B, Vd]. Where q has fewer tokens than that, the likeliest others follow:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deepspec.config.schema import DecodeConfig
@@ -82,7 +83,7 @@ class Engine:
             rule=decode.rule.value,
             tree=tree_of(decode),
             children=decode.children.value,
-            schedule=schedule_of(decode),
+            schedule=schedule_of(decode, draft),
             **others,
         )
 
@@ -218,8 +219,30 @@ def tree_of(decode: DecodeConfig) -> StaticTree | DynamicTree | None:
     return None
 
 
-def schedule_of(decode: DecodeConfig) -> Schedule:
-    """The schedule that `decode` asks for."""
+def calibration_key(decode: DecodeConfig) -> str:
+    """What a confidence's temperatures belong to: another sampling or rule accepts otherwise."""
+    rule = decode.rule.value
+    if rule == "auto":
+        rule = "greedy" if decode.temperature == 0 else "block"
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return ",".join([*(f"{name}={getattr(decode, name):g}" for name in names), f"rule={rule}"])
+
+
+def schedule_of(decode: DecodeConfig, draft: Drafter | None = None) -> Schedule:
+    """The schedule that `decode` asks for, with the draft's calibration for this sampling, if it has one.
+
+    Calibrations stand in the draft's own configuration, `confidence_temperatures`: {key: [T_1, T_2, …]}.
+    """
+    known = getattr(getattr(draft, "config", None), "confidence_temperatures", None) or {}
+    schedule = _schedule(decode)
+    return (
+        replace(schedule, temperatures=tuple(known.get(calibration_key(decode), ())))
+        if schedule.cuts
+        else schedule
+    )
+
+
+def _schedule(decode: DecodeConfig) -> Schedule:
     return Schedule(
         kind=decode.schedule.value,
         confidence_threshold=decode.confidence_threshold,

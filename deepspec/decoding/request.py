@@ -42,7 +42,9 @@ class Round:
     near the limit of an answer fewer than were drafted. accepted: drafted tokens kept. `committed` counts what
     was kept: accepted + 1, unless the answer ended inside (`cut`); what lay behind its end counts as neither
     verified nor accepted. scheduled: drafted tokens the target read, a tree's nodes, cut or not (None: a
-    record of before trees). Seconds are the whole round's, shared by all rows of the batch.
+    record of before trees). confidence: of these tokens in order, that each is accepted given that those before
+    it were; empty where the draft gives none, and for trees. Seconds are the whole round's, shared by all rows of
+    the batch.
     """
 
     drafted: int
@@ -54,6 +56,7 @@ class Round:
     verify_seconds: float
     rest_seconds: float
     scheduled: int | None = None
+    confidence: list[float] = field(default_factory=list)
 
 
 @dataclass

@@ -11,7 +11,14 @@ position behind it. (The best of all lengths after drawing, or a threshold on q(
 nothing is random, greedy decoding or a deterministic draft, any rule may be used.
 """
 
+import math
 from collections.abc import Sequence
+
+
+def tempered(confidence: float, temperature: float) -> float:
+    """σ(logit(c) / T): a confidence with the temperature that calibration found for its position."""
+    inside = min(max(confidence, 1e-6), 1 - 1e-6)
+    return 1 / (1 + math.exp(-math.log(inside / (1 - inside)) / temperature))
 
 
 class LevelAdmission:
@@ -46,12 +53,18 @@ class RoundPlan:
     """One round's decisions, level by level. With nothing to decide everything drafted is verified.
 
     room: drafted tokens that each row can still keep. threshold: least confidence. seconds: of a round with
-    0, 1, … drafted tokens a row (hardware).
+    0, 1, … drafted tokens a row (hardware). temperatures: of the draft's confidences, by level.
     """
 
     def __init__(
-        self, room: Sequence[int], limit: int, threshold: float | None, seconds: Sequence[float] | None
+        self,
+        room: Sequence[int],
+        limit: int,
+        threshold: float | None,
+        seconds: Sequence[float] | None,
+        temperatures: Sequence[float] = (),
     ) -> None:
+        self.temperatures, self.level = temperatures, 0
         self.room, self.limit, self.threshold = room, limit, threshold
         self.admission = None if seconds is None else LevelAdmission(len(room), seconds)
         self.survival = [1.0] * len(room)
@@ -60,6 +73,7 @@ class RoundPlan:
 
     def go_on(self, confidence: Sequence[float]) -> list[bool]:
         """Each row's confidence in the next token → whether it is to be drafted and verified."""
+        self.level += 1
         going = [
             on and length < min(room, self.limit) and (self.threshold is None or c >= self.threshold)
             for on, length, room, c in zip(self.going, self.lengths, self.room, confidence, strict=True)
@@ -73,10 +87,18 @@ class RoundPlan:
         self.lengths = [length + on for length, on in zip(self.lengths, going, strict=True)]
         return going
 
-    def through(self, confidences: Sequence[Sequence[float]]) -> list[int]:
+    def told(self, confidence: Sequence[float]) -> list[bool]:
+        """`go_on` with what the draft says, calibrated; what past rounds say needs no temperature."""
+        if self.level >= len(self.temperatures):
+            return self.go_on(confidence)
+        temperature = self.temperatures[self.level]
+        return self.go_on([tempered(c, temperature) for c in confidence])
+
+    def through(self, confidences: Sequence[Sequence[float]], told: bool = False) -> list[int]:
         """The lengths, of confidences [B][N] that are all known beforehand: no level is looked at behind the first
-        that no row enters."""
+        that no row enters. told: by the draft."""
+        ask = self.told if told else self.go_on
         for level in range(len(confidences[0]) if confidences else 0):
-            if not any(self.go_on([row[level] for row in confidences])):
+            if not any(ask([row[level] for row in confidences])):
                 break
         return self.lengths

@@ -19,6 +19,7 @@ class Schedule:
     `confidence_threshold`; "hardware" as many as raise the expected tokens a second (`schedule.LevelAdmission`).
     max_candidates: the most that the last two verify. fallback: plain rounds while speculation loses.
     utilization_threshold: while the device is busier than this (0..1), "threshold" whatever the kind.
+    temperatures: of the draft's confidences by position, as calibration found them; none = taken as they are.
     """
 
     kind: str = "fixed"
@@ -26,6 +27,7 @@ class Schedule:
     max_candidates: int | None = None
     fallback: bool = False
     utilization_threshold: float | None = None
+    temperatures: tuple[float, ...] = ()
 
     def check(self, tree: bool) -> None:
         """UserError for settings that cannot be followed. tree: the engine proposes trees."""
@@ -103,9 +105,10 @@ class Scheduler:
             return None
         limit = min(self.k, chosen.max_candidates or self.k)
         if busy or chosen.kind == "threshold":
-            return RoundPlan(room, limit, chosen.confidence_threshold, None)
+            return RoundPlan(room, limit, chosen.confidence_threshold, None, chosen.temperatures)
         assert self.costs is not None
-        return RoundPlan(room, limit, None, self.costs.round_seconds(len(room), limit))
+        seconds = self.costs.round_seconds(len(room), limit)
+        return RoundPlan(room, limit, None, seconds, chosen.temperatures)
 
     def expected(self, pasts: Sequence[Past]) -> list[list[float]]:
         """[B][K] acceptance at each position over past rounds, which stands in for a draft's confidence."""

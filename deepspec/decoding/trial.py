@@ -48,12 +48,13 @@ class Trial:
 class Outcome:
     """A round's result on the host, a Python value a row. tokens: the accepted ones, then the target's own.
     deepest: the longest path that was verified. path: [B, N+1] on the device, which of `Trial.tokens` stay in
-    the target's state (None: the first ones)."""
+    the target's state (None: the first ones). confidence: of a chain's tokens; empty where the draft gave none."""
 
     tokens: list[list[int]]
     broken: list[bool]
     deepest: list[int]
     path: Tensor | None
+    confidence: list[list[float]]
 
     @property
     def counts(self) -> list[int]:

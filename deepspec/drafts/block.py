@@ -99,6 +99,7 @@ class BlockState:
 
 
 class BlockDraft(TrainableDraft):
+    one_pass = True
     config_class: Any
     base_model_prefix = "draft"
     inherited = (*TrainableDraft.inherited, "confidence_bias")

@@ -92,6 +92,7 @@ class MedusaState:
 
 
 class MedusaDraft(TrainableDraft):
+    one_pass = True
     config_class = MedusaConfig
     base_model_prefix = "draft"
     heads: Any  # nn.ModuleList of MedusaHead

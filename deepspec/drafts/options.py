@@ -21,6 +21,9 @@ class RecursiveOptions:
     algorithm: str
     layers: int = 1
     ttt_steps: int = 5  # draft steps unrolled in training
+    ttt_ramp: float = (
+        0.0  # part of the training over which they grow from 1 to ttt_steps; 0 = all from the start
+    )
     step_weights: str = "decay"  # of the loss; or survival, dpace: by the acceptance reached so far
     step_decay: float = 0.8  # with decay: weight of step s is step_decay^s
     vocab_size: int | None = None  # draft vocabulary; null = the target's
@@ -30,6 +33,8 @@ class RecursiveOptions:
 
     def check(self) -> None:
         check_choice("step_weights", self.step_weights, STEP_WEIGHTS)
+        if not 0 <= self.ttt_ramp <= 1:
+            raise UserError(f"draft.ttt_ramp is {self.ttt_ramp}; it is a part of the training, from 0 to 1.")
 
 
 @dataclass

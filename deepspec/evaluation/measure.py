@@ -54,30 +54,41 @@ def decodings_of(prompts: int, arms: int, plan: Plan) -> int:
 
 
 def measure(
-    prompts: Sequence[Prompt], arms: Mapping[str, Decode], plan: Plan, hooks: Hooks | None = None
+    prompts: Sequence[Prompt],
+    arms: Mapping[str, Decode],
+    plan: Plan,
+    hooks: Hooks | None = None,
+    *,
+    first: int = 0,
 ) -> dict[str, list[list[Result]]]:
     """Decode each prompt `plan.repeats` times by each arm → arm → prompt → repeat → result.
 
     The arms take turns at being first (A B, B A, …; with three A B C, B C A, …), so that a machine that warms
-    up, slows down or is disturbed meets them alike.
+    up, slows down or is disturbed meets them alike. first: number of the first prompt, where they are measured in
+    parts.
     """
     hooks = hooks or Hooks()
     names = list(arms)
-    for prompt in prompts[: plan.warmup]:
-        for decode in arms.values():
-            decode(plan.request(prompt, 0))
-            hooks.progress()
+    warm_up(prompts, arms, plan, hooks)
     results: dict[str, list[list[Result]]] = {name: [[] for _ in prompts] for name in names}
     for number, prompt in enumerate(prompts):
         for repeat in range(plan.repeats):
-            first = (number + repeat) % len(names)
-            for name in names[first:] + names[:first]:
+            begin = (first + number + repeat) % len(names)
+            for name in names[begin:] + names[:begin]:
                 with hooks.meter():
                     result = arms[name](plan.request(prompt, repeat))
                 results[name][number].append(result)
                 hooks.progress()
-        hooks.after(number, {name: results[name][number][0] for name in names})
+        hooks.after(first + number, {name: results[name][number][0] for name in names})
     return results
+
+
+def warm_up(prompts: Sequence[Prompt], arms: Mapping[str, Decode], plan: Plan, hooks: Hooks) -> None:
+    """Decode the first `plan.warmup` prompts every way; nothing of it counts."""
+    for prompt in prompts[: plan.warmup]:
+        for decode in arms.values():
+            decode(plan.request(prompt, 0))
+            hooks.progress()
 
 
 def records(
@@ -105,6 +116,7 @@ def records(
             fastest=[_decoding(r, detokenise, keep_rounds=False) for r in fastest],
             equal=None,
             tie=None,
+            turn=prompt.turn,
             references=list(prompt.references),
         )
         if logits_two_ways is not None:
@@ -148,4 +160,5 @@ def _rounded(r: Round) -> Round:
         draft_seconds=round(r.draft_seconds, DIGITS),
         verify_seconds=round(r.verify_seconds, DIGITS),
         rest_seconds=round(r.rest_seconds, DIGITS),
+        confidence=[round(c, 4) for c in r.confidence],
     )

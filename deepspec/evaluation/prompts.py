@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from deepspec.data import load_prompts
+from deepspec.data.conversation import Message
 from deepspec.errors import UserError
+from deepspec.evaluation.tasks.item import Item
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One prompt: `tokens` is the templated text with the generation prompt, `text` what a person wrote.
 
-    references: texts that its answers are compared with.
+    references: texts that its answers are compared with. item: the conversation it is turn number `turn` of,
+    with the messages so far; None for a prompt that stands alone.
     """
 
     id: str
@@ -21,6 +24,9 @@ class Prompt:
     text: str
     tokens: tuple[int, ...]
     references: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
+    item: Item | None = None
+    turn: int = 1
 
 
 def read_held_out(folder: Path, made_by: str) -> list[Prompt]:

@@ -12,13 +12,14 @@ from typing import Any
 
 from deepspec.decoding.request import Round
 from deepspec.errors import UserError
+from deepspec.evaluation.findings import Calibration, Detail, Resources
 from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.quality.findings import Quality
 from deepspec.evaluation.tasks.item import Source
 from deepspec.evaluation.typed_json import build, write_compact
 
-SCHEMA_VERSION = 2
-READABLE = (1, 2)  # version 2 has more keys, with defaults
+SCHEMA_VERSION = 3
+READABLE = (1, 2, 3)  # older ones are migrated (`migrate`)
 
 
 @dataclass
@@ -39,6 +40,8 @@ class Decoding:
     verify_seconds: float | None = None
     rest_seconds: float | None = None
     rounds: list[Round] = field(default_factory=list)
+    # answer tokens (0-based) outside a reduced draft vocabulary; null: not known
+    outside: list[int] | None = None
     scores: dict[str, float] = field(default_factory=dict)  # of this answer: metrics, solved, repetition
 
 
@@ -73,6 +76,7 @@ class PromptRecord:
     fastest: list[Decoding]  # by the fastest plain decoding; empty where that is `plain`
     equal: bool | None  # every speculative answer is plain's, token for token; null when sampled
     tie: Tie | None  # the first difference, where there is one
+    turn: int = 1  # of a conversation whose earlier answers are plain decoding's
     references: list[str] = field(default_factory=list)  # texts that the answers are compared with
 
 
@@ -167,6 +171,8 @@ class Conditions:
     fastest_plain: str  # what `speedup` is against, in words
     machine: Machine
     noise: Noise
+    processes: int = 1  # that shared the prompts; noise is the first one's
+    resumed: int = 0  # prompts whose records an earlier, interrupted run had finished
 
 
 @dataclass
@@ -183,10 +189,11 @@ class Acceptance:
 
 @dataclass
 class Latency:
-    """Seconds over prompts (mean of a prompt's repeats), at the median, 90th and 99th percentile."""
+    """Seconds over prompts (mean of a prompt's repeats), at the median, 90th, 95th and 99th percentile."""
 
     p50: Metric
     p90: Metric
+    p95: Metric
     p99: Metric
 
 
@@ -198,6 +205,7 @@ class Speed:
     tokens_per_second_end_to_end: Metric  # prefill included
     ttft: Latency
     tpot: Latency  # decode seconds a token after the first
+    end_to_end: Latency  # of the whole answer
     draft_seconds: Metric  # per decoded token
     verify_seconds: Metric  # per decoded token: the target's forward
     rest_seconds: Metric  # per decoded token: everything else
@@ -260,6 +268,9 @@ class EvaluationResult:
     records: list[PromptRecord]
     sources: list[Source] = field(default_factory=list)  # of the prompts, where sets were asked for by name
     quality: Quality | None = None
+    detail: Detail | None = None
+    resources: Resources | None = None
+    calibration: Calibration | None = None
 
 
 def save_result(result: EvaluationResult, path: Path) -> None:
@@ -286,6 +297,10 @@ def load_result(path: Path) -> EvaluationResult:
             "read it with the deepspec that wrote it, or evaluate again."
         )
     try:
+        if version < SCHEMA_VERSION:
+            from deepspec.evaluation.migrate import migrated
+
+            return migrated(content)
         return build(EvaluationResult, content)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; evaluate again.") from error

@@ -1,7 +1,7 @@
 """One evaluation from beginning to end: sweep over K, baselines, the main run, the numbers."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,16 +13,19 @@ from tqdm import tqdm
 
 from deepspec.config.schema import Config, DecodeConfig
 from deepspec.decoding import Engine
-from deepspec.decoding.engine import sampling_of, tree_of
+from deepspec.decoding.engine import calibration_key, sampling_of, schedule_of, tree_of
 from deepspec.decoding.request import Request, Result
-from deepspec.decoding.steps import draft_steps, verify_steps
+from deepspec.decoding.scheduler import Schedule
 from deepspec.decoding.trees import longest_path, size_of
 from deepspec.drafts.contract import Drafter
 from deepspec.errors import UserError
-from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines, transformers_decode
-from deepspec.evaluation.ideal import StepClock
+from deepspec.evaluation.calibration import calibrate
+from deepspec.evaluation.detail import acceptance_detail
+from deepspec.evaluation.findings import Calibration, Resources
+from deepspec.evaluation.journal import Decision, Journal
 from deepspec.evaluation.machine import NoiseMeter, describe_machine, load_average
+from deepspec.evaluation.main_run import MainRun
 from deepspec.evaluation.measure import (
     FASTEST,
     PLAIN,
@@ -37,6 +40,7 @@ from deepspec.evaluation.measure import (
 from deepspec.evaluation.prompts import Prompt, choose
 from deepspec.evaluation.quality.findings import Quality
 from deepspec.evaluation.quality.score import QualityPlan, judge
+from deepspec.evaluation.resources import measure_resources
 from deepspec.evaluation.result import (
     SCHEMA_VERSION,
     Baseline,
@@ -48,6 +52,7 @@ from deepspec.evaluation.result import (
 from deepspec.evaluation.statistics import null
 from deepspec.evaluation.summary import seconds_a_token, summarise, summarise_result
 from deepspec.evaluation.tasks.item import Check, Source
+from deepspec.evaluation.turns import Following
 from deepspec.target import Target
 
 BASELINE_PROMPTS = 4  # enough, with so many tokens each, to tell which plain decoding is the fastest;
@@ -57,11 +62,13 @@ BASELINE_DTYPES = ("float32", "bfloat16")
 
 @dataclass
 class Subject:
-    """What is evaluated. `load_as`: the same target's weights in another dtype, for the baselines."""
+    """What is evaluated. `load_as`: the same target's weights in another dtype, for the baselines. `following`: the
+    prompt of a conversation's next turn."""
 
     target: Target
     draft: Drafter
     load_as: Callable[[str], Target]
+    following: Following = lambda prompt, answer: None
 
 
 @dataclass
@@ -77,18 +84,40 @@ class Papers:
     excluded: dict[str, int]
     warnings: list[str]
     sources: list[Source] = field(default_factory=list)
+    longest_row: int | None = None  # tokens of the longest row the draft was trained on
+    load_draft_seconds: float | None = None
     checks: dict[str, Check] = field(default_factory=dict)  # of prompts by id: how an answer is judged
 
 
-def evaluate(config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> EvaluationResult:
-    """Measure everything; writes nothing. Prints progress with the remaining time."""
-    return _Evaluation(config, subject, prompts, papers).result()
+def evaluate(
+    config: Config,
+    subject: Subject,
+    prompts: Sequence[Prompt],
+    papers: Papers,
+    journal: Journal,
+    wait: Callable[[], None] = lambda: None,
+) -> EvaluationResult | None:
+    """Measure everything, or what of it the journal does not have yet; writes nothing else. Prints progress with
+    the remaining time.
+
+    wait: until all processes that share the journal have come here. The first of them gets the result, the
+    others None.
+    """
+    return _Evaluation(config, subject, prompts, papers, journal, wait).result()
 
 
 class _Evaluation:
-    def __init__(self, config: Config, subject: Subject, prompts: Sequence[Prompt], papers: Papers) -> None:
+    def __init__(
+        self,
+        config: Config,
+        subject: Subject,
+        prompts: Sequence[Prompt],
+        papers: Papers,
+        journal: Journal,
+        wait: Callable[[], None],
+    ) -> None:
         self.config, self.target, self.draft, self.papers = config, subject.target, subject.draft, papers
-        self.load_as = subject.load_as
+        self.subject, self.journal, self.wait = subject, journal, wait
         settings, decode = config.evaluate, config.decode
         if settings.threads > 0:
             torch.set_num_threads(settings.threads)
@@ -114,12 +143,14 @@ class _Evaluation:
         self.load_before = load_average()
         self.fastest: Decode | None = None
 
-    def result(self) -> EvaluationResult:
+    def result(self) -> EvaluationResult | None:
         with self._progress() as self.bar:
-            sweep = self._sweep()
-            baselines = self._baselines()
+            decision = self._decision()
             self._free_memory()
             records = self._main()
+        if self.journal.rank:
+            return None
+        sweep, baselines = decision.sweep, decision.baselines
         self._judge_headline(records, baselines)
         result = EvaluationResult(
             schema_version=SCHEMA_VERSION,
@@ -133,14 +164,17 @@ class _Evaluation:
             conditions=self._conditions(records, baselines),
             baselines=baselines,
             sweep=sweep,
-            step_times=self.steps.result(),
+            step_times=self.run.steps.result(),
             summary=summarise([], resamples=100),
             categories={},
-            warnings=[*self.papers.warnings, *self._chains_for_trees(records)],
+            warnings=[*self.papers.warnings, *self._warnings(records)],
             training=self.papers.training,
             records=records,
             sources=self.papers.sources,
             quality=self._quality(records),
+            detail=acceptance_detail(records, self.config.evaluate.bootstrap, self.plan.seed),
+            resources=self._resources(),
+            calibration=self._calibration(records),
         )
         result.summary, result.categories = summarise_result(result)
         return result
@@ -151,7 +185,8 @@ class _Evaluation:
         total = decodings_of(len(self.sweep), len(self.ks) + 1, self.once) if self.ks else 0
         total += decodings_of(len(self._baseline_prompts()), baseline_ways, self.once)
         total += decodings_of(len(self.main), 3 if self.config.evaluate.baselines else 2, self.plan)
-        with tqdm(total=total, unit="answer", smoothing=0.1, dynamic_ncols=True) as bar:
+        quiet = self.journal.rank > 0
+        with tqdm(total=total, unit="answer", smoothing=0.1, dynamic_ncols=True, disable=quiet) as bar:
             yield bar
 
     def _hooks(self, words: str, metered: bool = False) -> Hooks:
@@ -161,6 +196,27 @@ class _Evaluation:
 
     def _speculative(self, k: int) -> Decode:
         return _decode(Engine.configured(self.target, self.draft, self.config.decode, k))
+
+    def _decision(self) -> Decision:
+        """K and the fastest plain decoding: found once, by the first process, and kept for whoever goes on."""
+        decision = self.journal.decision()
+        if decision is None and not self.journal.rank:
+            sweep = self._sweep()
+            baselines, fastest = self._baselines()
+            decision = Decision(self.k, sweep, baselines, fastest)
+            self.journal.decide(decision)
+        self.wait()
+        decision = decision or self.journal.decision()
+        if decision is None:
+            raise UserError(
+                f"{self.journal.folder} is not shared by the processes of this evaluation: put `out` on a file system "
+                "that all of them see."
+            )
+        self.k = decision.k
+        if decision.fastest is not None and self.fastest is None:
+            decoder, dtype = decision.fastest
+            self.fastest = _way(decoder, self.target if dtype == self.dtype else self.subject.load_as(dtype))
+        return decision
 
     def _sweep(self) -> list[SweepPoint]:
         """Try every K on a few prompts, all interleaved with plain decoding; keep the fastest."""
@@ -185,10 +241,11 @@ class _Evaluation:
     def _baseline_prompts(self) -> list[Prompt]:
         return (self.sweep or self.main)[:BASELINE_PROMPTS]
 
-    def _baselines(self) -> list[Baseline]:
-        """Find the fastest plain decoding; when it is not ours, it joins the main run as a third way."""
+    def _baselines(self) -> tuple[list[Baseline], list[str] | None]:
+        """Find the fastest plain decoding; when it is not ours, it (decoder, dtype) joins the main run as a third
+        way."""
         if not self.config.evaluate.baselines:
-            return [Baseline(OURS, self.dtype, null("evaluate.baselines=false"), chosen=True)]
+            return [Baseline(OURS, self.dtype, null("evaluate.baselines=false"), chosen=True)], None
         targets = {self.dtype: self.target}
         failed: dict[tuple[str, str], str] = {}
         for dtype in BASELINE_DTYPES:
@@ -197,13 +254,13 @@ class _Evaluation:
                     failed |= dict.fromkeys([(OURS, dtype), (TRANSFORMERS, dtype)], short)
                     continue
                 try:
-                    targets[dtype] = self.load_as(dtype)
+                    targets[dtype] = self.subject.load_as(dtype)
                 except (UserError, MemoryError, torch.OutOfMemoryError) as error:
                     failed |= dict.fromkeys([(OURS, dtype), (TRANSFORMERS, dtype)], f"not timed: {error}")
         ways: dict[tuple[str, str], Decode] = {}
         for dtype, target in targets.items():
-            ways[OURS, dtype] = _decode(Engine(target))
-            ways[TRANSFORMERS, dtype] = transformers_decode(target)
+            for decoder in (OURS, TRANSFORMERS):
+                ways[decoder, dtype] = _way(decoder, target)
         found = time_baselines(
             ways,
             self._baseline_prompts(),
@@ -215,21 +272,36 @@ class _Evaluation:
         chosen = next(baseline for baseline in found if baseline.chosen)
         if (chosen.decoder, chosen.dtype) != (OURS, self.dtype):
             self.fastest = ways[chosen.decoder, chosen.dtype]
-        else:
-            self.bar.total -= decodings_of(len(self.main), 1, self.plan)
-        return found
+            return found, [chosen.decoder, chosen.dtype]
+        self.bar.total -= decodings_of(len(self.main), 1, self.plan)
+        return found, None
 
     def _main(self) -> list[PromptRecord]:
         arms = {PLAIN: _decode(Engine(self.target)), SPECULATIVE: self._speculative(self.k)}
         if self.fastest is not None:
             arms[FASTEST] = self.fastest
-        self.steps = StepClock(self.k, len(self.main))
-        hooks = replace(self._hooks(f"measuring, K={self.k}", metered=True), after=self._time_steps)
-        results = measure(self.main, arms, self.plan, hooks)
-        greedy = self.plan.sampling.temperature == 0
-        read = self.k if self.tree is None else size_of(self.tree)
-        proof = logits_two_ways(self.target, read, self.plan.sampling.repetition_penalty) if greedy else None
-        return records(self.main, results, self._text, proof)
+        self.run = MainRun(
+            self.target, self.draft, arms, self.plan, self.k, self.tree, self.subject.following
+        )
+        hooks = self._hooks(f"measuring, K={self.k}", metered=True)
+        return self.run.records(self.main, self.journal, self.wait, hooks)
+
+    def _warnings(self, records: list[PromptRecord]) -> list[str]:
+        return [*self._chains_for_trees(records), *self._beyond_training(records)]
+
+    def _beyond_training(self, records: list[PromptRecord]) -> list[str]:
+        """Texts longer than any row the draft was trained on."""
+        longest = self.papers.longest_row
+        if longest is None:
+            return []
+        lengths = [r.prompt_tokens + max(len(d.tokens) for d in r.speculative) for r in records]
+        longer = sum(length > longest for length in lengths)
+        if not longer:
+            return []
+        return [
+            f"{longer} of {len(records)} prompts with their answers are longer than the longest row the draft was "
+            f"trained on ({longest} tokens, data.max_length): see the acceptance by context length."
+        ]
 
     def _chains_for_trees(self, records: list[PromptRecord]) -> list[str]:
         """A draft that cannot branch takes no notice of `decode.tree`; whoever reads the result should."""
@@ -256,6 +328,22 @@ class _Evaluation:
         )
         return judge(records, self.papers.checks, plan, sampled=self.plan.sampling.temperature > 0)
 
+    def _resources(self) -> Resources:
+        longest = self.plan.request(max(self.main, key=lambda prompt: len(prompt.tokens)), 0)
+        return measure_resources(
+            self.target.device,
+            self.draft,
+            lambda: self.run.arms[PLAIN](longest),
+            lambda: self.run.arms[SPECULATIVE](longest),
+            self.papers.load_draft_seconds,
+        )
+
+    def _calibration(self, records: list[PromptRecord]) -> Calibration | None:
+        """Only of rounds whose length no confidence decided."""
+        if self.tree is not None or schedule_of(self.config.decode) != Schedule():
+            return None
+        return calibrate(records, calibration_key(self.config.decode))
+
     def _settings(self) -> dict[str, Any]:
         """The configuration, with the K that was measured."""
         settings = self.papers.settings
@@ -275,26 +363,6 @@ class _Evaluation:
             baseline.chosen = (baseline.decoder, baseline.dtype) == (OURS, self.dtype)
         for record in records:
             record.fastest = []
-
-    def _text(self, tokens: list[int]) -> str:
-        if self.target.tokenizer is None:
-            return ""
-        kept = tokens[:-1] if tokens and tokens[-1] in self.target.eos else tokens
-        return str(self.target.tokenizer.decode(kept))
-
-    def _time_steps(self, number: int, results: Mapping[str, Result]) -> None:
-        """Bare steps in the middle of the answer just decoded, for rounds like its own."""
-        answer = results[SPECULATIVE]
-        if not answer.rounds or not self.steps.wants(number) or self.tree is not None:
-            return  # a tree's step times are not those of a chain of its depth
-        prompt = self.main[number]
-        text = [*prompt.tokens, *answer.tokens[: (len(answer.tokens) + 1) // 2]]
-        committed = max(1, round(sum(r.committed for r in answer.rounds) / len(answer.rounds)))
-        self.steps.take(
-            verify_steps(self.target, text, self.k + 1),
-            draft_steps(self.target, self.draft, text, self.plan.request(prompt, 0), committed),
-            context=len(text),
-        )
 
     def _free_memory(self) -> None:
         """Copies of the target that are not decoded with any more; models are cycles, which Python keeps a while."""
@@ -324,6 +392,8 @@ class _Evaluation:
             fastest_plain=fastest_words(chosen, settings.baselines),
             machine=describe_machine(self.target.device, self.load_before),
             noise=self.meter.verdict(records),
+            processes=self.journal.processes,
+            resumed=self.run.resumed,
         )
 
 
@@ -358,6 +428,11 @@ def _rule(decode: DecodeConfig) -> str:
     if decode.rule.value != "auto":
         return decode.rule.value
     return "greedy" if decode.temperature == 0 else "block"
+
+
+def _way(decoder: str, target: Target) -> Decode:
+    """Plain decoding by this project's loop, or by transformers."""
+    return _decode(Engine(target)) if decoder == OURS else transformers_decode(target)
 
 
 def _decode(engine: Engine) -> Decode:

@@ -80,9 +80,12 @@ class Bootstrap:
         return self._metric(float(np.percentile(kept, q)), samples, used)
 
     def latency(self, values: Column) -> Latency:
-        """Median, 90th and 99th percentile; a tail is null where the prompts are too few to have one."""
+        """Median, 90th, 95th and 99th percentile; a tail is null where the prompts are too few to have one."""
         return Latency(
-            self.percentile(values, 50), self.percentile(values, 90, 10), self.percentile(values, 99, 100)
+            self.percentile(values, 50),
+            self.percentile(values, 90, 10),
+            self.percentile(values, 95, 20),
+            self.percentile(values, 99, 100),
         )
 
     def _metric(

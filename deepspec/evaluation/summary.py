@@ -64,7 +64,7 @@ def summarise(
         tau=boot.ratio(lambda tokens, n: tokens / n, kept, number, reason=NO_ROUNDS),
         speedup=_speedup(boot, records, _fastest, prefill=False),
         speedup_end_to_end=_speedup(boot, records, _fastest, prefill=True),
-        speedup_same_loop=_speedup(boot, records, _plain, prefill=False),
+        speedup_same_loop=same_loop_speedup(boot, records),
         speedup_same_loop_end_to_end=_speedup(boot, records, _plain, prefill=True),
         ideal_speedup=_ideal(boot, records, rounds, steps),
         efficiency=_efficiency(boot, records, rounds, steps),
@@ -110,6 +110,11 @@ def _speedup(boot: Bootstrap, records: Sequence[PromptRecord], against: Decoding
     """(plain seconds / plain tokens) / (speculative seconds / speculative tokens), totals over prompts."""
     columns = *_totals(records, against, prefill), *_totals(records, _speculative, prefill)
     return boot.ratio(lambda s, t, u, v: (s / t) / (u / v), *columns, reason=NO_TOKENS)
+
+
+def same_loop_speedup(boot: Bootstrap, records: Sequence[PromptRecord]) -> Metric:
+    """Decode-only speedup against plain decoding by the same loop."""
+    return _speedup(boot, records, _plain, prefill=False)
 
 
 def _ideal_columns(rounds: list[list[Round]], steps: StepTimes) -> tuple[Column, Column]:
@@ -170,6 +175,7 @@ def _speed(boot: Bootstrap, records: Sequence[PromptRecord], of: Decodings, pric
     tpot = _column(
         _mean([d.decode_seconds / (len(d.tokens) - 1) for d in of(r) if len(d.tokens) > 1]) for r in records
     )
+    whole = _column(_mean([d.prefill_seconds + d.decode_seconds for d in of(r)]) for r in records)
     cost = null(NO_PRICE)
     if price is not None:
         cost = boot.ratio(lambda s, t: s / t * price / 3600 * 1e6, all_seconds, all_tokens)
@@ -178,6 +184,7 @@ def _speed(boot: Bootstrap, records: Sequence[PromptRecord], of: Decodings, pric
         tokens_per_second_end_to_end=boot.ratio(lambda t, s: t / s, all_tokens, all_seconds),
         ttft=boot.latency(ttft),
         tpot=boot.latency(tpot),
+        end_to_end=boot.latency(whole),
         draft_seconds=_split(boot, records, of, "draft_seconds", tokens),
         verify_seconds=_split(boot, records, of, "verify_seconds", tokens),
         rest_seconds=_split(boot, records, of, "rest_seconds", tokens),

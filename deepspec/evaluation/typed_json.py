@@ -10,6 +10,7 @@ from typing import Any
 
 SCALARS = (str, int, float, bool, type(None))
 LINE = 110
+FEW = 16  # numbers that may stand inside a line
 
 
 def build(kind: Any, content: Any, place: str = "") -> Any:
@@ -64,7 +65,7 @@ def dumps(content: Any, indent: int = 0) -> str:
     if isinstance(content, SCALARS):
         return json.dumps(content, ensure_ascii=False, allow_nan=False)
     items = list(content.values()) if isinstance(content, dict) else list(content)
-    flat = all(isinstance(item, SCALARS) for item in items)
+    flat = all(isinstance(item, SCALARS) or _few_numbers(item) for item in items)
     short = isinstance(content, dict) and sum(len(str(item)) for item in items) > 4 * LINE
     if not items or (flat and not short):
         return json.dumps(content, ensure_ascii=False, allow_nan=False)
@@ -74,6 +75,10 @@ def dumps(content: Any, indent: int = 0) -> str:
         lines = [f"{inner}{key}: {dumps(item, indent + 1)}" for key, item in zip(keys, items, strict=True)]
         return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
     return "[\n" + ",\n".join(inner + dumps(item, indent + 1) for item in items) + "\n" + " " * indent + "]"
+
+
+def _few_numbers(item: Any) -> bool:
+    return isinstance(item, list) and len(item) <= FEW and all(type(part) in (int, float) for part in item)
 
 
 def write_compact(path: Path, content: Any) -> None:

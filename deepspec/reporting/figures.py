@@ -45,7 +45,7 @@ def acceptance(summary: Summary) -> Figure | None:
         metrics = [(row.position + shift, of(row)) for row in rows]
         plot.line([(x, m.value) for x, m in metrics if m.value is not None], css)
         for x, metric in metrics:
-            _dot(plot, x, metric, css, f"position {round(x)}, {css}")
+            whiskered_dot(plot, x, metric, css, f"position {round(x)}, {css}")
     note = "Whiskers: 95% over prompts, from 8 up."
     return Figure(
         "Accepted, by position",
@@ -206,7 +206,7 @@ def sweep(
     plot.rule(y=1.0)
     plot.line([(point.k, metric.value) for point, metric in rows if metric.value is not None], "spec thin")
     for point, metric in rows:
-        _dot(plot, point.k, metric, "spec" if point.chosen else "spec hollow", f"K = {point.k}")
+        whiskered_dot(plot, point.k, metric, "spec" if point.chosen else "spec hollow", f"K = {point.k}")
     return Figure(
         title, plot.svg(title), "Filled: the K of the main run. Whiskers: 95% over prompts, from 8 up."
     )
@@ -341,7 +341,8 @@ def _means(
     return means
 
 
-def _dot(plot: Plot, x: float, metric: Metric, css: str, name: str) -> None:
+def whiskered_dot(plot: Plot, x: float, metric: Metric, css: str, name: str) -> None:
+    """A dot with its interval; nothing where there is no value."""
     if metric.value is None:
         return
     if metric.low is not None and metric.high is not None:

@@ -1,7 +1,6 @@
 """One self-contained HTML page from a result: no scripts, no network, every text from outside escaped."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from deepspec.evaluation.findings import Reliability
 from deepspec.evaluation.result import (
     Decoding,
     Equality,
@@ -18,8 +18,10 @@ from deepspec.evaluation.result import (
     Speed,
 )
 from deepspec.evaluation.summary import seconds_a_token
-from deepspec.reporting import figures, words
+from deepspec.reporting import detail_figures, figures, words
 from deepspec.reporting.figures import Figure
+from deepspec.reporting.markdown import to_markdown
+from deepspec.reporting.tables import to_csv, write_text
 
 MARKS = {  # CSS class, sign, meaning
     "same": ("same", "=", "equal to plain decoding, token for token"),
@@ -27,6 +29,14 @@ MARKS = {  # CSS class, sign, meaning
     "bad": ("bad", "≠", "differs, and rounding does not explain it"),
     "sampled": ("sampled", "~", "sampled, not compared"),
 }
+
+
+TAILS = (
+    ("p50", "median"),
+    ("p90", "90th percentile"),
+    ("p95", "95th percentile"),
+    ("p99", "99th percentile"),
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,8 @@ class PromptRow:
     speculative: tuple[str, str]
 
 
-def render(result: EvaluationResult) -> str:
-    """The page's HTML."""
+def environment() -> Environment:
+    """Templates beside this file, with everything from outside escaped."""
     environment = Environment(
         loader=PackageLoader("deepspec.reporting", "."),
         autoescape=True,
@@ -69,38 +79,52 @@ def render(result: EvaluationResult) -> str:
     )  # its texts were escaped when it was drawn
     environment.globals.update(interval=words.interval, number=words.number, cell=_cell)
     environment.globals.update(baseline_note=words.baseline_note, two_sample=words.two_sample)
+    return environment
+
+
+def render(result: EvaluationResult) -> str:
+    """The page's HTML."""
     summary = result.summary
     speed_names, every_row = _speed_table(result)
     speed_rows = [row for row in every_row if any(metric.value is not None for metric in row[1])]
-    return environment.get_template("report.html.j2").render(
-        result=result,
-        summary=summary,
-        conditions=result.conditions,
-        alarm=words.alarm(result),
-        verdict=words.verdict(result),
-        headline=_unbroken(words.verdict(result)),
-        direction="unclear" if words.alarm(result) else words.direction(summary.speedup),
-        tiles=_tiles(result),
-        speed_names=speed_names,
-        speed_rows=speed_rows,
-        missing=[(row[0], row[1][0].reason) for row in every_row if row not in speed_rows],
-        prompts=[_prompt_row(number, record) for number, record in enumerate(result.records)],
-        method=words.method(result),
-        marks=[mark for mark in MARKS.values() if mark[0] != "sampled" or result.conditions.temperature > 0],
-        settings=json.dumps(result.settings, indent=2, ensure_ascii=False),
-        draft_manifest=json.dumps(result.draft, indent=2, ensure_ascii=False),
-        training=figures.training(result.training),
-        quality_rows=result.quality.rows if result.quality else [],
-        **_figures(result),
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            result=result,
+            summary=summary,
+            conditions=result.conditions,
+            alarm=words.alarm(result),
+            verdict=words.verdict(result),
+            headline=_unbroken(words.verdict(result)),
+            direction="unclear" if words.alarm(result) else words.direction(summary.speedup),
+            tiles=_tiles(result),
+            speed_names=speed_names,
+            speed_rows=speed_rows,
+            missing=[(row[0], row[1][0].reason) for row in every_row if row not in speed_rows],
+            prompts=[_prompt_row(number, record) for number, record in enumerate(result.records)],
+            method=words.method(result),
+            marks=[
+                mark for mark in MARKS.values() if mark[0] != "sampled" or result.conditions.temperature > 0
+            ],
+            settings=json.dumps(result.settings, indent=2, ensure_ascii=False),
+            draft_manifest=json.dumps(result.draft, indent=2, ensure_ascii=False),
+            training=figures.training(result.training),
+            detail=result.detail,
+            groups=[g for g in result.detail.groups if g.kind != "task"] if result.detail else [],
+            calibration=_calibration(result),
+            resources=words.resources(result),
+            quality_rows=result.quality.rows if result.quality else [],
+            **_figures(result),
+        )
     )
 
 
 def write_report(result: EvaluationResult, path: Path) -> Path:
-    """Write the page under a temporary name and rename it; returns `path`."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.write_text(render(result), encoding="utf-8")
-    os.replace(partial, path)
-    return path
+    """Write the page and, beside it, the same as Markdown and CSV; returns `path`."""
+    write_text(path.with_suffix(".md"), to_markdown(result))
+    write_text(path.with_suffix(".csv"), to_csv(result))
+    return write_text(path, render(result))
 
 
 def _unbroken(sentence: str) -> str:
@@ -112,6 +136,8 @@ def _figures(result: EvaluationResult) -> dict[str, list[Figure]]:
     summary, categories = result.summary, result.categories
     groups: dict[str, Sequence[Figure | None]] = {
         "acceptance_figures": [figures.acceptance(summary), figures.tokens_per_round(summary)],
+        "frequency_figures": [detail_figures.by_frequency(result.detail)],
+        "reliability_figures": detail_figures.reliability(result.calibration),
         "category_figures": [
             figures.by_category(categories, summary, lambda s: s.speedup, "Speedup", "×"),
             figures.by_category(categories, summary, lambda s: s.tau, "Tokens a round (τ)", ""),
@@ -138,6 +164,15 @@ def _figures(result: EvaluationResult) -> dict[str, list[Figure]]:
         "prompt_figures": [figures.every_prompt(result.records)],
     }
     return {name: [figure for figure in group if figure] for name, group in groups.items()}
+
+
+def _calibration(result: EvaluationResult) -> list[tuple[Reliability, Reliability, float]]:
+    """(before, after, temperature) of every position."""
+    found = result.calibration
+    if found is None:
+        return []
+    after = {row.position: row for row in found.after}
+    return [(row, after[row.position], found.temperatures[row.position - 1]) for row in found.before]
 
 
 def _tiles(result: EvaluationResult) -> list[Tile]:
@@ -200,8 +235,8 @@ def _speed_table(result: EvaluationResult) -> tuple[list[str], list[tuple[str, l
         row("Tokens a second, decoding", "tokens_per_second"),
         row("Tokens a second, prefill included", "tokens_per_second_end_to_end"),
     ]
-    for name, of in (("TTFT", "ttft"), ("TPOT", "tpot")):
-        for short, long in (("p50", "median"), ("p90", "90th percentile"), ("p99", "99th percentile")):
+    for name, of in (("TTFT", "ttft"), ("TPOT", "tpot"), ("Whole answer", "end_to_end")):
+        for short, long in TAILS:
             rows.append(row(f"{name}, {long}, ms", f"{of}.{short}", 1e3))
     if result.conditions.price_per_hour is not None:
         rows.append(row("Cost of a million output tokens", "cost_per_million", 1.0, 2))

@@ -103,6 +103,43 @@ def fastest_text(result: EvaluationResult) -> str | None:
     )
 
 
+def conditions_lines(result: EvaluationResult) -> list[str]:
+    """On what it was measured: target, draft, decoding, machine."""
+    c, machine = result.conditions, result.conditions.machine
+    return [
+        f"Target {result.target.get('name', '?')}, {c.dtype}, {c.attention} attention; draft "
+        f"{result.draft.get('algorithm', '?')}, {(result.draft.get('parameters') or 0) / 1e6:.1f} M parameters.",
+        f"{c.rule} acceptance, temperature {c.temperature:g}, K = {c.k}, batch {c.batch_size}, at most "
+        f"{c.max_new_tokens} new tokens, seed {c.seed}; {result.summary.prompts} prompts ({c.prompt_source}).",
+        f"{machine.cpu}, {machine.device}, {machine.threads} torch threads, {machine.memory_gib:g} GiB, "
+        f"{machine.system}; load {', '.join(f'{load:g}' for load in machine.load_before)} before. {c.noise.words}",
+        f"Measured {result.created}.",
+    ]
+
+
+def resources(result: EvaluationResult) -> list[str]:
+    """Memory, cold start and processor use, a sentence each."""
+    found, noise = result.resources, result.conditions.noise
+    said = []
+    if found is not None and found.peak_plain is not None and found.peak_speculative is not None:
+        whose = "the device's memory" if found.kind == "device" else "the process' memory"
+        said.append(
+            f"Peak of {whose} in one more decoding of the longest prompt: {_gib(found.peak_plain)} without the draft, "
+            f"{_gib(found.peak_speculative)} with it, its weights taking {_gib(found.draft_weights)}."
+        )
+    if found is not None and found.load_draft_seconds is not None:
+        said.append(
+            f"Loading the draft took {found.load_draft_seconds:.2f} s, once; no number here has it in."
+        )
+    if noise.cores_used is not None:
+        said.append(f"Decoding kept {noise.cores_used:g} cores at work.")
+    return said
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
 def method(result: EvaluationResult) -> list[str]:
     """How it was measured, a sentence each."""
     conditions, third = result.conditions, any(record.fastest for record in result.records)
@@ -130,6 +167,15 @@ def method(result: EvaluationResult) -> list[str]:
         found.append(f"{equality_words(result.summary, conditions.temperature)}.")
     if text := fastest_text(result):
         found.append(text)
+    if conditions.processes > 1:
+        found.append(
+            f"{conditions.processes} processes shared the prompts; what is said of noise is of the first one."
+        )
+    if conditions.resumed:
+        found.append(
+            f"{conditions.resumed} prompts had been measured before this run went on; what is said of noise is not of "
+            "them."
+        )
     for reason, count in conditions.excluded.items():
         found.append(f"Left out: {count} prompt{'s' if count != 1 else ''} ({reason}).")
     return found

@@ -175,8 +175,7 @@ class Target:
         rows: [Vd] token ids; only their logits are computed, [n, Vd].
         """
         normed = normed.to(self.dtype)[None]
-        # The widest of the families' outputs, so that whatever a family reads from it is there.
-        output = MoeModelOutputWithPast(last_hidden_state=cast(FloatTensor, normed))
+        output = _DecoderOutput(last_hidden_state=cast(FloatTensor, normed))
         linear = self.model.get_output_embeddings()
         self.decoder.forward = lambda *_, **__: output
         if rows is not None:
@@ -259,6 +258,14 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     if kinds == {FULL}:
         return {FULL: None}
     return {FULL: window}  # one mask for all layers, limited where the config has a window
+
+
+class _DecoderOutput(MoeModelOutputWithPast):
+    """A decoder's output in which all is None but the hidden state, whatever a family asks of it."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class _Stop(Exception):

@@ -176,7 +176,9 @@ def _steps(state: _State, plan: Plan, rows: Rows, held_out_rows: Rows, interrupt
         rate = learning_rate(counters.step, plan.steps, config)
         check = _gradient_check(state) if counters.step == first_step else None
         with explained([row for one in window for row in one.ids], counters.step, config):
-            result = _one_step(state, window, rate, interrupt.signal is not None, check)
+            unrolled = state.draft.steps_at(counters.step / plan.steps)
+            captured = _captured(state, window, unrolled)
+            result = _one_step(state, captured, rate, interrupt.signal is not None, check)
         counters.rows = plan.rows_before(counters.step)
         state.progress.advance()
         counters.seconds += time.perf_counter() - clock
@@ -209,10 +211,9 @@ def _waited_for(source: Iterator[list[RowBatch]], clock: Clock) -> Iterator[list
 
 
 def _one_step(
-    state: _State, window: list[RowBatch], rate: float, stop: bool, check: Callable[[], None] | None
+    state: _State, captured: list[Micro], rate: float, stop: bool, check: Callable[[], None] | None
 ) -> StepResult:
     run, counters = state.run, state.counters
-    captured = _captured(state, window)
     for group in state.stepper.optimiser.param_groups:
         group["lr"] = rate
 
@@ -234,13 +235,13 @@ def _one_step(
     return result
 
 
-def _captured(state: _State, window: list[RowBatch]) -> list[Micro]:
-    """The target's features for each micro-batch."""
+def _captured(state: _State, window: list[RowBatch], steps: int | None) -> list[Micro]:
+    """The target's features for each micro-batch. steps: draft steps to unroll on it, None = the draft's number."""
     layers, parts = state.draft.capture_layers, tuple(state.stepper.coefficients)
     with state.clock.span("capture"):
         return [
             Micro(
-                draft_batch(one, state.run.target, layers, memory=state.memory, loss_parts=parts),
+                draft_batch(one, state.run.target, layers, steps, state.memory, parts),
                 one.token_count,
                 one.counted,
                 one.ids,

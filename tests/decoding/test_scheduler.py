@@ -1,12 +1,16 @@
 """Schedules inside the engine: the text stays the target's, and no more is drafted or verified than decided."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from deepspec.config.schema import DecodeConfig, ScheduleKind
 from deepspec.decoding import Engine, Request, Sampling
 from deepspec.decoding.cost import CostTable, Curve
+from deepspec.decoding.engine import calibration_key, schedule_of
 from deepspec.decoding.schedule import RoundPlan
 from deepspec.decoding.scheduler import Schedule, Scheduler
 from deepspec.drafts.chained import ChainedTokens
@@ -17,6 +21,10 @@ from tests.models import VOCAB, prompts, tiny_target
 
 THRESHOLD = Schedule("threshold", confidence_threshold=0.5)
 HARDWARE = Schedule("hardware")
+
+
+def before_the_first_below(sure: list[float], threshold: float) -> int:
+    return next((k for k, c in enumerate(sure) if c < threshold), len(sure))
 
 
 def costs(rows: int = 4, step: float = 0.2) -> CostTable:
@@ -115,7 +123,7 @@ def test_what_is_verified_is_what_the_pure_function_says(texts, answers, schedul
     for r in result.rounds[:-4]:  # the last ones are shortened by the answer's end
         sure = [float(draft.confidence([(0, at)], step)) for step in range(4)]
         if schedule is THRESHOLD:
-            said = next((k for k, c in enumerate(sure) if c < 0.5), 4)
+            said = before_the_first_below(sure, 0.5)
         else:
             seconds = costs().round_seconds(1, 4)
             rate = [sum(math.prod(sure[:k]) for k in range(n + 1)) / seconds[n] for n in range(5)]
@@ -123,6 +131,35 @@ def test_what_is_verified_is_what_the_pure_function_says(texts, answers, schedul
         assert r.scheduled == said
         assert r.drafted == (said if asks else 4)  # asked before each draw, nothing is drafted in vain
         at += r.committed
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_calibrated_confidences_decide(texts, answers, asks) -> None:
+    """σ(logit(c)/T) in float64, and rounds that carry what the draft itself said."""
+    temperatures = (3.0, 0.5)
+    draft = Guess(answers, asks)
+    schedule = replace(THRESHOLD, confidence_threshold=0.66, temperatures=temperatures)
+    (result,) = engine_of(draft, schedule).generate([Request(texts[0], 40)])
+    at, seen = 1, set()
+    for r in result.rounds[:-4]:
+        sure = [float(draft.confidence([(0, at)], step)) for step in range(4)]
+        odds = [math.log(c / (1 - c)) / t for c, t in zip(sure, (*temperatures, 1, 1), strict=True)]
+        assert r.scheduled == before_the_first_below([1 / (1 + math.exp(-o)) for o in odds], 0.66)
+        assert r.confidence == pytest.approx(sure[: r.scheduled], abs=1e-6)
+        seen.add(r.scheduled != before_the_first_below(sure, 0.66))
+        at += r.committed
+    assert seen == {True, False}
+
+
+def test_temperatures_come_from_the_drafts_configuration(answers) -> None:
+    draft = Guess(answers)
+    decode = DecodeConfig(schedule=ScheduleKind.threshold, temperature=0.7)
+    key = "temperature=0.7,top_k=0,top_p=1,min_p=0,repetition_penalty=1,rule=block"
+    assert calibration_key(decode) == key
+    draft.config = SimpleNamespace(confidence_temperatures={key: [1.5, 2.0]})
+    assert schedule_of(decode, draft).temperatures == (1.5, 2.0)
+    assert schedule_of(replace(decode, temperature=0.8), draft).temperatures == ()
+    assert schedule_of(replace(decode, schedule=ScheduleKind.fixed), draft) == Schedule()
 
 
 def test_sampled_text_has_the_same_uniforms_under_any_schedule(texts, answers) -> None:

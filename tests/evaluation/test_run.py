@@ -22,7 +22,7 @@ from deepspec.evaluation.baselines import transformers_decode
 from deepspec.evaluation.result import load_result
 from deepspec.evaluation.summary import summarise_result
 from deepspec.target import Target
-from tests.evaluation.conftest import IDENTITY
+from tests.evaluation.tiny import IDENTITY
 from tests.models import VOCAB, prompts, tiny_model, tiny_target
 
 

@@ -13,16 +13,7 @@ from deepspec.config.schema import Config
 from deepspec.errors import UserError
 from deepspec.evaluation.result import load_result
 from deepspec.target import Target
-
-
-class Template:
-    """A template that wraps the text in brackets, and a token for each character."""
-
-    def __init__(self, tokenizer: Any, eos: Any, **more: Any) -> None:
-        pass
-
-    def prompt(self, messages: list[dict[str, str]], tools: Any = None) -> list[int]:
-        return [3 + ord(char) % 90 for message in messages for char in f"[{message['content']}]"]
+from tests.evaluation.tiny import Template
 
 
 def test_what_was_measured_is_not_measured_again(

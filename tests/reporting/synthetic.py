@@ -3,6 +3,7 @@
 import random
 
 from deepspec.decoding.request import Round
+from deepspec.evaluation.detail import acceptance_detail
 from deepspec.evaluation.result import (
     SCHEMA_VERSION,
     Baseline,
@@ -179,6 +180,7 @@ def make_result(
         records=records,
     )
     result.summary, result.categories = summarise_result(result)
+    result.detail = acceptance_detail(records, resamples=500)
     return result
 
 
