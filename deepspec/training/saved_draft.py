@@ -104,7 +104,7 @@ def _like(saved: TrainableDraft, draft: TrainableDraft) -> TrainableDraft:
     }
     if not taken:
         return draft
-    made = type(draft)(type(draft.config)(**(ours | taken))).to(draft.device)
+    made = type(draft)(type(draft.config)(**(ours | taken)))
     fitting = made.state_dict()
     kept = {
         name: t
