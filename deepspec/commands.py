@@ -33,6 +33,10 @@ def verify() -> None:
     start("verify")
 
 
+def simulate() -> None:
+    start("simulate")
+
+
 def export() -> None:
     start("export")
 
