@@ -15,13 +15,13 @@ from deepspec.target.builtin import SHA256
 from deepspec.target.load import BUILTIN as BUILTIN_PREFIX
 
 # P-EAGLE is vLLM's EAGLE-3 with its slots filled in one pass
-METHODS = {"standalone": {"method": "draft_model"}, "peagle": {"method": "eagle3", "parallel_drafting": True}}
+METHODS: dict[str, dict[str, Any]] = {
+    "standalone": {"method": "draft_model"},
+    "peagle": {"method": "eagle3", "parallel_drafting": True},
+}
 ALSO_VLLM = ("eagle3", "peagle", "dflash", "dspark")  # whose layout of speculators vLLM loads
-CHAINED = (
-    "eagle",
-    "eagle3",
-    "standalone",
-)  # of which SGLang is told how many steps to run; a block has its size in its configuration
+# of which SGLang is told how many steps to run; a block has its size in its configuration
+CHAINED = ("eagle", "eagle3", "standalone")
 
 # weights of a built-in target → its licence, which lies in no file of the folder made of it
 BUILTIN = {SHA256[:16]: "apache-2.0"}

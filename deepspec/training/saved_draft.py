@@ -105,7 +105,6 @@ def _like(saved: TrainableDraft, draft: TrainableDraft) -> TrainableDraft:
     if not taken:
         return draft
     made = type(draft)(type(draft.config)(**(ours | taken)))
-    made.to(draft.device)  # type: ignore[arg-type]
     fitting = made.state_dict()
     kept = {
         name: t
