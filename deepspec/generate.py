@@ -86,7 +86,7 @@ def run(config: Config) -> None:
     print("\n" + summary(answer, coloured(sys.stdout)))
     if config.compare:
         print("\nplain decoding:")
-        plain = watch(Engine(target), request, target, sys.stdout)
+        plain = watch(Engine.configured(target, None, config.decode), request, target, sys.stdout)
         print("\n" + comparison(answer, plain, request, target, engine.how.most))
 
 

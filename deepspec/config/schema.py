@@ -282,10 +282,17 @@ class DecodeConfig:
     tree_top_k: int = 4  # dynamic: nodes a level that grow on, and children of each
     tree_total_tokens: int = 24  # dynamic: nodes verified
     schedule: ScheduleKind = ScheduleKind.fixed
-    confidence_threshold: float = 0.5  # schedule=threshold: verify up to the first confidence below it
+    # schedule=threshold: verify up to the first confidence below it; of a draft without a confidence head, up to
+    # the first position whose acceptance over past rounds (0.9 before there were any) is below it
+    confidence_threshold: float = 0.5
     max_candidates: int | None = None  # schedule=threshold and hardware: verify no more than this; null = k
     utilization_threshold: float | None = None  # while the device is busier (0..1), as schedule=threshold
     fallback: Fallback = Fallback.off
+    # every forward at one shape: greedy text equals plain decoding's with exact=true, token for token in bfloat16 too
+    exact: bool = False
+    compile: bool = (
+        False  # torch.compile the target's rounds, at one shape; the first take seconds to minutes
+    )
     temperature: float = 0.0
     top_k: int = 0  # 0 = off
     top_p: float = 1.0
