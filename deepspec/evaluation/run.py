@@ -270,14 +270,16 @@ class _Evaluation:
             hooks=self._hooks("plain decoding"),
         )
         chosen = next(baseline for baseline in found if baseline.chosen)
-        if (chosen.decoder, chosen.dtype) != (OURS, self.dtype):
+        if (chosen.decoder, chosen.dtype) != (OURS, self.dtype) or self.config.decode.exact:
             self.fastest = ways[chosen.decoder, chosen.dtype]
             return found, [chosen.decoder, chosen.dtype]
         self.bar.total -= decodings_of(len(self.main), 1, self.plan)
         return found, None
 
     def _main(self) -> list[PromptRecord]:
-        arms = {PLAIN: _decode(Engine(self.target)), SPECULATIVE: self._speculative(self.k)}
+        # With decode.exact it is this plain decoding whose text must come out, at the same shape of a forward.
+        plain = Engine.configured(self.target, None, self.config.decode, self.k)
+        arms = {PLAIN: _decode(plain), SPECULATIVE: self._speculative(self.k)}
         if self.fastest is not None:
             arms[FASTEST] = self.fastest
         self.run = MainRun(
