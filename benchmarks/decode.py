@@ -26,6 +26,7 @@ from deepspec.config.schema import DecodeConfig, Dtype, TargetConfig
 from deepspec.data.conversation import BadRow
 from deepspec.data.template import ChatTemplate
 from deepspec.decoding import Engine, Request, Result, Sampling
+from deepspec.decoding.scheduler import Schedule
 from deepspec.decoding.steps import draft_steps, verify_steps
 from deepspec.drafts.contract import Drafter, DynamicTree, StaticTree
 from deepspec.drafts.ngram import NgramDraft
@@ -42,8 +43,6 @@ from deepspec.target import Target, load_target
 from deepspec.training.saved_draft import load_draft
 
 PLAIN, GENERATE = "plain", "transformers generate"
-# Ways of which every round is the bare modules' work and the engine's own; the exact ones pad every forward.
-IDEAL = ("chain", "static tree", "dynamic tree", "n-gram", "standalone chain")
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for threads in options.threads
         for side in _sides(options, target, Setting(dtype, threads), plan, len(prompts))
     ]
+    for side in sides:  # every shape is compiled before anything is measured
+        if side.engine is not None and side.engine.how.compile:
+            for prompt in prompts:
+                side.decode(plan.request(prompt, 0))
     meter = NoiseMeter()
     hooks = Hooks(meter=meter, after=partial(_time_steps, sides, prompts, plan))
     measured = measure(prompts, {side.name: side.decode for side in sides}, plan, hooks)
@@ -137,7 +140,7 @@ def _sides(
             print(f"left out: {way}, {setting.dtype}: {error}", flush=True)
             continue
         side = Side(way, setting, partial(_alone, engine, setting.threads), engine)
-        if way in IDEAL:
+        if engine.draft is not None and not _fixed(engine):  # those fill every forward up
             side.steps = StepClock(engine.how.most, prompts, whole=engine.how.tree is not None)
         yield side
     theirs: dict[str, dict[str, Any]] = {
@@ -166,12 +169,25 @@ def _engines(options: argparse.Namespace, target: Target) -> dict[str, Callable[
     }
     if options.assistant is not None:
         found["standalone chain"] = lambda: Engine(target, _draft(options.assistant, target), k=k)
+    if options.temperature > 0:
+        found["chain, token rejection"] = lambda: Engine(target, draft, k=k, rule="token")
+    if options.schedules:
+        found["chain, threshold"] = lambda: Engine(target, draft, k=k, schedule=Schedule("threshold"))
+        found["chain, hardware"] = lambda: Engine(target, draft, k=k, schedule=Schedule("hardware"))
+        found["chain, fallback"] = lambda: Engine(target, draft, k=k, schedule=Schedule(fallback=True))
     if options.exact:
         found["plain, exact"] = lambda: Engine(target, k=k, exact=True)
         found["chain, exact"] = lambda: Engine(target, draft, k=k, exact=True)
         found["plain, exact as a tree"] = lambda: Engine(target, tree=static, exact=True)
         found["static tree, exact"] = lambda: Engine(target, draft, tree=static, exact=True)
+    if options.compile:
+        found["plain, compiled"] = lambda: Engine(target, compile=True)
+        found["chain, compiled"] = lambda: Engine(target, draft, k=k, compile=True)
     return found
+
+
+def _fixed(engine: Engine) -> bool:
+    return engine.how.exact or engine.how.compile
 
 
 def _alone(engine: Engine, threads: int, request: Request) -> Result:
@@ -351,7 +367,11 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         metavar=("DEPTH", "TOP_K", "TOTAL"),
         default=[default.tree_depth, default.tree_top_k, default.tree_total_tokens],
     )
+    parser.add_argument("--schedules", action="store_true", help="also threshold, hardware and fallback")
     parser.add_argument("--exact", action="store_true", help="also decode.exact, and what it costs")
+    parser.add_argument(
+        "--compile", action="store_true", help="also decode.compile; minutes before the start"
+    )
     parser.add_argument("--out", type=Path, required=True, help="without suffix")
     return parser.parse_args(given)
 

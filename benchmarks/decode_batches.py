@@ -27,6 +27,7 @@ class Way:
             engine.target,
             engine.draft,
             k=engine.how.k,
+            rule=engine.rule,
             tree=engine.how.tree,
             max_batch_size=rows,
             observe=lambda batch, trial, logits: self.rounds.update(
@@ -68,7 +69,7 @@ def measure_batches(
     for name, way in ways.items():
         rounds = [r for result in way.results for r in result.rounds]
         speedup = plain.seconds_a_token / way.seconds_a_token
-        line = {
+        line: dict[str, Any] = {
             "rows": rows,
             "way": name,
             "tokens_per_second": [way.decoded / seconds for seconds in way.seconds],

@@ -72,7 +72,7 @@ def _parts(engine: Engine) -> Iterator[dict[str, float]]:
         seconds["verify"] = before
         return row
 
-    Batch.admit = outside  # type: ignore[method-assign]
+    Batch.admit = outside  # type: ignore[assignment, method-assign]
     try:
         yield seconds
     finally:

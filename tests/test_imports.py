@@ -23,7 +23,16 @@ LEFT_OF: dict[str, set[str]] = {
     "serving": {"data", "target", "drafts", "decoding"},
     "simulation": {"data", "target", "drafts", "training", "decoding", "evaluation"},
     "endpoints": {"data", "evaluation"},
-    "reporting": {"data", "target", "drafts", "training", "decoding", "evaluation", "simulation", "endpoints"},
+    "reporting": {
+        "data",
+        "target",
+        "drafts",
+        "training",
+        "decoding",
+        "evaluation",
+        "simulation",
+        "endpoints",
+    },
     "interop": {"data", "target", "drafts", "training", "decoding", "evaluation", "reporting"},
     "config": {"drafts"},
 }

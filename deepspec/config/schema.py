@@ -360,8 +360,11 @@ class DecodeConfig:
     # while the device is busier than this fraction, decode as with schedule=threshold; null = never
     utilization_threshold: float | None = None
     fallback: Fallback = Fallback.off
-    # every forward at one shape: greedy text is plain decoding's in bfloat16 too, bit for bit
+    # -- how a forward runs
+    # every forward at one shape: greedy text equals plain decoding's with exact=true, token for token in bfloat16 too
     exact: bool = False
+    # torch.compile the target's rounds, at one shape; the first take seconds to minutes
+    compile: bool = False
     # -- sampling and the end of an answer
     temperature: float = 0.0  # of sampling; 0 = greedy
     top_k: int = 0  # draw among so many of the most probable tokens; 0 = off

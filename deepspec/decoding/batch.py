@@ -39,9 +39,8 @@ class Batch:
     """Up to `max_rows` requests on one state.
 
     Plain decoding (`draft` None) is the same round with an empty proposal: no hooks, capture, schedule or rule.
-    scheduler: None = verify what is drafted. fixed: the shape of every round's forward, None = as large as it need be.
-    observe: called with each round's trial and the logits it was
-    judged by, [B, N+1, V] after penalties, before anything is kept.
+    scheduler: None = verify what is drafted. fixed: the shape of every round's forward, None = as it comes. observe:
+    called with each round's trial and the logits it was judged by, [B, N+1, V] after penalties, before anything is kept.
     """
 
     def __init__(
@@ -79,9 +78,8 @@ class Batch:
         if request.sampling.repetition_penalty != 1:
             row.seen = torch.zeros(self.target.vocab_size, dtype=torch.bool, device=device)
             row.seen[prompt[0]] = True
-        capacity = len(request.tokens) + limit + self.how.most + 1
-        if self.fixed is not None:
-            capacity = max(capacity, self.fixed.columns)
+        columns = 0 if self.fixed is None else self.fixed.columns
+        capacity = max(columns, len(request.tokens) + limit + self.how.most + 1)
         state = self.target.new_state(1, capacity)
         output = self.target.forward(prompt, state, chain([0], prompt.shape[1], device), 1, self.layers)
         state.keep([prompt.shape[1]])
@@ -262,32 +260,35 @@ class Batch:
         return self._fetch(trial, verdict, broken)
 
     def _fetch(self, trial: Trial, verdict: acceptance.Verdict, broken: Tensor) -> Outcome:
-        accepted, path = [trial.proposal.tokens], None
+        accepted, path, sure = trial.proposal.tokens, None, trial.proposal.confidence
+        # Whatever the host is to know crosses with this one transfer, as whole numbers: of a tree where its path
+        # runs, of a chain how sure the draft was. A second transfer would be a second wait.
+        more = accepted[:, :0]
         if verdict.path is not None:
-            accepted = [accepted[0].gather(1, verdict.path), verdict.path]
-            path = torch.cat([torch.zeros_like(verdict.path[:, :1]), verdict.path + 1], 1)
+            accepted, more = accepted.gather(1, verdict.path), verdict.path
+            path = torch.cat([torch.zeros_like(more[:, :1]), more + 1], 1)
+        elif trial.shape is None and sure is not None:
+            more = (sure.double() * FIXED_POINT).round().long()
         depth = verdict.length if trial.shape is None else trial.shape.depth
         sound = torch.ones_like(broken) if trial.sound is None else trial.sound
         columns = torch.stack([verdict.length, verdict.next_token, broken.long(), depth, sound.long()], 1)
-        sure = trial.proposal.confidence if trial.shape is None else None
-        # Confidences cross as whole numbers with all the others: a second transfer would be a second wait.
-        told = columns[:, :0] if sure is None else (sure.double() * FIXED_POINT).round().long()
-        fetched = torch.cat([columns, *accepted, told], 1).tolist()
-        width = columns.shape[1] + sum(part.shape[1] for part in accepted)
+        fetched = torch.cat([columns, accepted, more], 1).tolist()
+        told = [row[columns.shape[1] + accepted.shape[1] :] for row in fetched]
         if not all(row[4] for row in fetched):
             raise UserError(
                 f"{type(self.draft).__name__} proposed a tree that is none: every node's parent must be -1 or a node "
                 "before it, and children that are drawn must all be there, in the order of decode.tree_parents."
             )
-        places = [row[5 + accepted[0].shape[1] :][: row[0]] for row in fetched]
-        if path is not None and all(kept == list(range(len(kept))) for kept in places):
-            path = None  # they stand where they are to stay
+        if all(where[: row[0]] == list(range(row[0])) for where, row in zip(told, fetched, strict=True)):
+            path = None  # its nodes stand where they are to stay
         return Outcome(
             tokens=[[*row[5 : 5 + row[0]], row[1]] for row in fetched],
             broken=[bool(row[2]) for row in fetched],
             deepest=trial.proposal.length if trial.shape is None else [row[3] for row in fetched],
             path=path,
-            confidence=[[value / FIXED_POINT for value in row[width:]] for row in fetched],
+            confidence=[
+                [] if trial.shape is not None else [one / FIXED_POINT for one in row] for row in told
+            ],
         )
 
     def _remember(self, outcome: Outcome, features: Tensor | None) -> None:

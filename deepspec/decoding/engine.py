@@ -33,7 +33,8 @@ class Engine:
     detokenise: tokens → text, for stop strings; the target's tokenizer if not given. schedule: how much of what is
     drafted is verified (`scheduler.Schedule`; what it learns stays with the engine). exact: forwards of one shape
     (`fixed.FixedShape`), so that greedy text is that of plain decoding with the same k, tree and max_batch_size and
-    `exact`, token for token in low precision too. observe: see `Batch`.
+    `exact`, token for token in low precision too. compile: the target's rounds by `torch.compile`, at one shape too;
+    the first take seconds to minutes. observe: see `Batch`.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Engine:
         detokenise: Detokenise | None = None,
         schedule: Schedule | None = None,
         exact: bool = False,
+        compile: bool = False,
         observe: Observe | None = None,
     ) -> None:
         if k < 1:
@@ -66,9 +68,10 @@ class Engine:
         if detokenise is None and target.tokenizer is not None:
             detokenise = target.tokenizer.decode
         self.target, self.draft, self.rule, self.max_batch_size = target, draft, rule, max_batch_size
-        self.how = How(k, rule, tree, children == "sampled", exact)
-        if exact:
-            check_exact(FixedShape.of(target, self.how, max_batch_size, ()))
+        self.how = How(k, rule, tree, children == "sampled", exact, compile)
+        shape = FixedShape.of(target, self.how, max_batch_size, (), draft is None)
+        if exact and shape is not None:
+            check_exact(shape)
         self.detokenise, self.observe = detokenise, observe
         self.scheduler = None
         if draft is not None and schedule is not None and schedule != Schedule():
@@ -91,6 +94,7 @@ class Engine:
             children=decode.children.value,
             schedule=schedule_of(decode, draft),
             exact=decode.exact,
+            compile=decode.compile,
             **others,
         )
 
@@ -216,7 +220,7 @@ class Engine:
             self.detokenise,
             self.scheduler,
             self.observe,
-            FixedShape.of(self.target, self.how, rows, requests) if self.how.exact else None,
+            FixedShape.of(self.target, self.how, rows, requests, self.draft is None),
         )
 
     def learn_costs(self, requests: Sequence[Request]) -> None:

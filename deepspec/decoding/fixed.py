@@ -1,4 +1,4 @@
-"""Forwards of one shape, so that a token's arithmetic does not depend on what is read beside it.
+"""Forwards of one shape: for `torch.compile`, or so that a token's arithmetic does not depend on what is beside it.
 
 In bfloat16 a forward over six tokens rounds otherwise than one over a single token, and greedy text then parts
 at near ties. With `decode.exact` every forward after the prefill has the same rows, tokens and attended columns,
@@ -28,21 +28,31 @@ Words = Callable[[int], list[int]]
 
 @dataclass(frozen=True)
 class FixedShape:
-    """rows: of every forward. tokens: a row. columns: attended, at least. wide: attention in float64."""
+    """rows: of every forward. tokens: a row. columns: attended, at least. wide: attention in float64. compiled: by
+    `torch.compile`."""
 
     target: Target
     rows: int
     tokens: int
     columns: int
     wide: bool = False
+    compiled: bool = False
 
     @classmethod
-    def of(cls, target: Target, how: How, max_rows: int, requests: Iterable[Request]) -> "FixedShape":
-        """The shape for these requests, of plain decoding as of any proposal that `how` allows."""
+    def of(
+        cls, target: Target, how: How, max_rows: int, requests: Iterable[Request], plain: bool
+    ) -> "FixedShape | None":
+        """The shape for these requests, of any proposal that `how` allows; None if it asks for none.
+
+        plain: there is no draft; with `exact` the shape is that of speculative decoding all the same.
+        """
+        if not how.exact and not how.compile:
+            return None
         most = target.max_positions
         longest = max((min(len(r.tokens) + r.max_new_tokens, most) for r in requests), default=1)
         columns = -(-(longest + how.most + 1) // COLUMNS) * COLUMNS
-        return cls(target, max_rows, how.most + 1, columns, how.tree is not None)
+        tokens = 1 if plain and not how.exact else how.most + 1
+        return cls(target, max_rows, tokens, columns, how.exact and how.tree is not None, how.compile)
 
     def forward(
         self, tokens: Tensor, state: State, layout: Layout, *, layers: Sequence[int] = ()
@@ -50,7 +60,7 @@ class FixedShape:
         """`Target.forward` at this shape; logits and features of the tokens asked for alone."""
         rows, count = tokens.shape
         all_tokens, whole = self.padded(tokens, layout)
-        output = self.target.forward(all_tokens, state, whole, 0, layers)
+        output = self.target.forward(all_tokens, state, whole, 0, layers, self.compiled)
         features = None if output.features is None else output.features[:rows, :count]
         return TargetOutput(output.logits[:rows, :count], features)
 

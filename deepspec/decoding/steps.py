@@ -47,7 +47,6 @@ def draft_steps(
     committed: int,
     rows: int = 1,
     tree: StaticTree | DynamicTree | None = None,
-    sampled_children: bool = False,
 ) -> Callable[[int], Step]:
     """j → a step in which the draft proposes j tokens after `text` and takes in `committed` ones; with `tree` it
     proposes that, whatever j.
@@ -70,7 +69,7 @@ def draft_steps(
         for _ in range(rows):
             begun = draft.begin(Beginning(DraftContext(target), tokens, features, room, rows))
             state = draft.join(state, begun)
-        control = RoundControl([request] * rows, [1] * rows, most, tree, sampled_children)
+        control = RoundControl([request] * rows, [1] * rows, most, tree)
         count = min(committed, most + 1)
         new = features[:, -1:].repeat(rows, count, 1)
 

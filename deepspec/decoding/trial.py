@@ -14,7 +14,7 @@ from deepspec.target import Layout
 
 @dataclass(frozen=True)
 class How:
-    """How a round drafts and judges. k: drafted tokens of a chain. tree: None = a chain. exact: at one shape. See
+    """How a round drafts and judges. k: drafted tokens of a chain. tree: None = a chain. exact, compile: see
     `Engine`."""
 
     k: int = 5
@@ -22,6 +22,7 @@ class How:
     tree: StaticTree | DynamicTree | None = None
     sampled_children: bool = False
     exact: bool = False
+    compile: bool = False
 
     @property
     def longest(self) -> int:
@@ -50,8 +51,8 @@ class Trial:
 class Outcome:
     """A round's result on the host, a Python value a row. tokens: the accepted ones, then the target's own.
     deepest: the longest path that was verified. path: [B, N+1] on the device, which of `Trial.tokens` stay in
-    the target's state (None: the first ones, whether of a chain or of a tree). confidence: of a chain's tokens; empty
-    where the draft gave none."""
+    the target's state (None: the first ones, of a chain or a tree). confidence: of a chain's tokens; empty where the
+    draft gave none."""
 
     tokens: list[list[int]]
     broken: list[bool]

@@ -90,8 +90,7 @@ class PEagleOptions(Eagle3Options):
     mask_token: int | None = None  # an embedding row that no text uses; null = a vector the draft learns
 
     def check(self) -> None:
-        """`UserError` for EAGLE-3.1's feedback too."""
-        super().check()
+        """`UserError` for EAGLE-3.1's feedback."""
         if self.normalised_feedback:
             raise UserError("draft.normalised_feedback has no meaning in P-EAGLE, which feeds nothing back.")
 

@@ -32,27 +32,24 @@ class MainRun:
         k: int,
         tree: StaticTree | DynamicTree | None,
         following: Following,
-        sampled_children: bool = False,
     ) -> None:
         self.target, self.draft, self.arms, self.plan = target, draft, arms, plan
-        self.tree, self.following, self.sampled_children = tree, following, sampled_children
+        self.k, self.tree, self.following = k, tree, following
         ids = getattr(draft, "vocab", None)
         self.vocabulary: set[int] | None = None if ids is None else set(ids.tolist())
         self.resumed = 0
-        self.read = k if tree is None else size_of(tree)  # drafted tokens that the target reads in a round
-        self.steps = StepClock(self.read, 1, whole=tree is not None)
+        self.steps = StepClock(k, 1)
 
     def records(
         self, prompts: Sequence[Prompt], journal: Journal, wait: Callable[[], None], hooks: Hooks
     ) -> list[PromptRecord]:
-        """Measure what the journal does not have, each conversation by one process; then all records, in order, to
-        the first process (it removes the journal when it has them)."""
+        """Measure what the journal does not have, each conversation by one process; then all records, in order."""
         done = journal.records()
         self.resumed = len(done)
         wait()  # all must see the same prompts as left
         left = [(number, prompt) for number, prompt in enumerate(prompts) if self._open(prompt, done)]
         mine = [pair for place, pair in enumerate(left) if journal.mine(place)]
-        self.steps = StepClock(self.read, len(mine), whole=self.tree is not None)
+        self.steps = StepClock(self._read, len(mine), whole=self.tree is not None)
         if mine:
             warm_up(prompts, self.arms, self.plan, hooks)
         for place, (number, prompt) in enumerate(mine):
@@ -60,8 +57,6 @@ class MainRun:
                 done[turn.id] = self._measured(turn, number, place, hooks)
                 journal.append(done[turn.id])
         wait()
-        if journal.rank:
-            return []
         done = journal.records()
         return [done[turn.id] for prompt in prompts for turn in self._turns(prompt, done) if turn.id in done]
 
@@ -84,13 +79,20 @@ class MainRun:
         results = measure([prompt], self.arms, replace(self.plan, warmup=0), hooks, first=number)
         greedy = self.plan.sampling.temperature == 0
         proof = (
-            logits_two_ways(self.target, self.read, self.plan.sampling.repetition_penalty) if greedy else None
+            logits_two_ways(self.target, self._read, self.plan.sampling.repetition_penalty)
+            if greedy
+            else None
         )
         (record,) = records([prompt], results, self._text, proof)
         if self.vocabulary is not None:
             for decoding in record.speculative:
                 decoding.outside = [i for i, t in enumerate(decoding.tokens) if t not in self.vocabulary]
         return record
+
+    @property
+    def _read(self) -> int:
+        """Drafted tokens that the target reads in a round at most."""
+        return self.k if self.tree is None else size_of(self.tree)
 
     def _text(self, tokens: list[int]) -> str:
         if self.target.tokenizer is None:
@@ -106,15 +108,9 @@ class MainRun:
         text = [*prompt.tokens, *answer.tokens[: (len(answer.tokens) + 1) // 2]]
         committed = max(1, round(sum(r.committed for r in answer.rounds) / len(answer.rounds)))
         self.steps.take(
-            verify_steps(self.target, text, self.read + 1),
+            verify_steps(self.target, text, self._read + 1),
             draft_steps(
-                self.target,
-                self.draft,
-                text,
-                self.plan.request(prompt, 0),
-                committed,
-                tree=self.tree,
-                sampled_children=self.sampled_children,
+                self.target, self.draft, text, self.plan.request(prompt, 0), committed, tree=self.tree
             ),
             context=len(text),
         )

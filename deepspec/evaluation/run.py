@@ -290,7 +290,6 @@ class _Evaluation:
             self.k,
             self.tree,
             self.subject.following,
-            self.config.decode.children.value == "sampled",
         )
         hooks = self._hooks(f"measuring, K={self.k}", metered=True)
         return self.run.records(self.main, self.journal, self.wait, hooks)

@@ -57,6 +57,11 @@ def new_service(config: Config, target: Target, draft: Drafter | None, key: str 
     serve = config.serve
     if target.tokenizer is None:
         raise UserError(f"{target.name} has no tokenizer: the server cannot read text.")
+    if config.decode.exact or config.decode.compile:
+        raise UserError(
+            "decode.exact and decode.compile need to know the longest request beforehand, which a server does not: "
+            "leave them out."
+        )
 
     def decode(tokens: list[int]) -> str:
         return str(
