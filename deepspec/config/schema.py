@@ -263,6 +263,8 @@ class DataConfig:
 
 @dataclass
 class FeaturesConfig:
+    """Where training takes the target's features from, and how a store holds them."""
+
     source: FeatureSource = FeatureSource.online
     folder: str | None = None  # of the store, which several runs may share; null = features/ in `out`
     format: StoreFormat = StoreFormat.int8
@@ -482,6 +484,7 @@ class EndpointConfig:
 
     prompts: str | None = None  # a file of prompts; null = built-in questions
     requests: int = 32  # at each concurrency, to each server
+    # requests under way at a time, one value after the other
     concurrency: list[int] = field(default_factory=lambda: [1, 4, 16])
     warmup: int = 2  # requests to each server that are not counted
     timeout: float = 300.0  # seconds of one answer

@@ -80,13 +80,34 @@ STAGES: dict[str, Stage] = {
         ),
         (*RUN[:3], "target", "draft", "decode", "simulate", "hardware"),
     ),
+    "serve": Stage(
+        "Puts <out>/draft behind an OpenAI-compatible server on this machine, batched, with the schedule live: to be "
+        "tried from any client. Clients' key: $DEEPSPEC_API_KEY.",
+        (
+            "+recipe=quickstart",
+            "+recipe=quickstart decode.schedule=hardware decode.fallback=auto serve.port=8001",
+        ),
+        (*RUN[:3], "target", "draft", "decode", "serve"),
+    ),
+    "bench_endpoint": Stage(
+        "Measures any OpenAI-compatible server from outside: round trips, time to the first token and for each further "
+        "one, tokens a second at several concurrencies; two servers in turns. Writes <out>/endpoints.html.",
+        (
+            "url=http://127.0.0.1:8000/v1",
+            "url=http://127.0.0.1:8000/v1 other_url=https://api.example.com/v1 other_model=theirs",
+        ),
+        ("name", "out", "overwrite", "decode", "endpoint", "url", "model", "other_url", "other_model"),
+    ),
     "export": Stage(
         "Writes <out>/draft in the layout that a serving engine loads, reads it back and compares the logits.",
         ("+recipe=quickstart format=vllm", "+recipe=quickstart format=sglang out_dir=served"),
-        ("name", "out", "overwrite", "target", "draft", "format", "out_dir"),
+        (
+            *("name", "out", "overwrite", "target", "draft"),
+            *("format", "out_dir", "serve_target", "push_to_hub", "hub_repo", "hub_private"),
+        ),
     ),
     "import_draft": Stage(
-        "Reads another project's EAGLE-3, EAGLE or MTP draft and writes it as <out>/draft, to be measured, trained "
+        "Reads another project's draft, its format recognised, and writes it as <out>/draft, to be measured, trained "
         "further or exported again.",
         ("name=theirs from=path/to/draft target=hf target.path=path/to/target",),
         ("name", "out", "overwrite", "target", "import_from"),

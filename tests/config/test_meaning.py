@@ -1,6 +1,7 @@
 """Every key is explained, and the explanation is the one that stands beside it."""
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -134,7 +135,7 @@ def programs() -> set[str]:
     return {
         path.stem
         for path in (ROOT / "deepspec").glob("*.py")
-        if f'start("{path.stem}")' in path.read_text(encoding="utf-8")
+        if re.search(rf'start\("{path.stem}"|commands import {path.stem}\b', path.read_text(encoding="utf-8"))
     }
 
 
