@@ -43,7 +43,8 @@ class MainRun:
     def records(
         self, prompts: Sequence[Prompt], journal: Journal, wait: Callable[[], None], hooks: Hooks
     ) -> list[PromptRecord]:
-        """Measure what the journal does not have, each conversation by one process; then all records, in order."""
+        """Measure what the journal does not have, each conversation by one process; then all records, in order, to
+        the first process (it removes the journal when it has them)."""
         done = journal.records()
         self.resumed = len(done)
         wait()  # all must see the same prompts as left
@@ -57,6 +58,8 @@ class MainRun:
                 done[turn.id] = self._measured(turn, number, place, hooks)
                 journal.append(done[turn.id])
         wait()
+        if journal.rank:
+            return []
         done = journal.records()
         return [done[turn.id] for prompt in prompts for turn in self._turns(prompt, done) if turn.id in done]
 
