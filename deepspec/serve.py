@@ -60,5 +60,5 @@ def check_installed() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"The server needs {', '.join(missing)}, which this environment has not: pip install 'deepspec[serve]'"
+            f"The server needs {', '.join(missing)}, which this environment has not: pip install {' '.join(missing)}"
         )

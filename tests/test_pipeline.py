@@ -67,7 +67,7 @@ def test_a_stage_that_stops_stops_the_rest(
     ("train", "evaluate", "words"),
     [
         (TrainConfig(precision=Precision.fp16), EvaluateConfig(), "fp16 needs a GPU"),
-        (TrainConfig(tracker=Tracker.trackio), EvaluateConfig(), r"pip install 'deepspec\[trackio\]'"),
+        (TrainConfig(tracker=Tracker.trackio), EvaluateConfig(), r"pip install trackio"),
         (TrainConfig(), EvaluateConfig(prompts="nowhere.jsonl"), r"evaluate\.prompts: .*nowhere\.jsonl"),
         (TrainConfig(), EvaluateConfig(prompts="broken.jsonl"), r"broken\.jsonl, line 2"),
     ],

@@ -454,7 +454,7 @@ class SimulateConfig:
     round_trip: float = 0.0  # seconds to a draft that runs on another machine, each round
     # parameters of the target, to simulate a described machine without loading the models; null = load them
     target_parameters: int | None = None
-    draft_parameters: int | None = None  # parameters of the draft, with target_parameters
+    draft_parameters: int | None = None  # of the draft, with target_parameters; it runs once for each token
     cached_bytes: int | None = None  # bytes of keys and values a token, with target_parameters
     # -- the same model behind an API
     api_round_trip: float | None = None  # seconds of a network round trip; null = leave the API out

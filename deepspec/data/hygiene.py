@@ -117,9 +117,7 @@ class NearDuplicates:
         try:
             from datasketch import MinHashLSH
         except ImportError as error:
-            raise UserError(
-                "data.near_duplicates needs a package more: pip install 'deepspec[data]'"
-            ) from error
+            raise UserError("data.near_duplicates needs a package more: pip install datasketch") from error
         self.store = store
         self.threshold = threshold
         bands = MinHashLSH(threshold=min(max(threshold, 0.05), 0.99), num_perm=PERMUTATIONS)

@@ -98,9 +98,7 @@ def check_installed(kind: Tracker) -> None:
     except ValueError:  # what find_spec says of a module that was put out of reach
         there = False
     if not there:
-        raise UserError(
-            f"train.tracker={kind.value} needs a package more: pip install 'deepspec[{kind.value}]'"
-        )
+        raise UserError(f"train.tracker={kind.value} needs a package more: pip install {kind.value}")
 
 
 def new_tracker(

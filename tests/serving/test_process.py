@@ -67,7 +67,7 @@ def test_a_signal_ends_it_after_the_running_answer(tmp_path: Path) -> None:
 def test_a_missing_package_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = talking_run(tmp_path, monkeypatch)
     monkeypatch.setattr(serve, "NEEDED", ("fastapi", "no_such_package"))
-    with pytest.raises(UserError, match=r"no_such_package.*pip install 'deepspec\[serve\]'"):
+    with pytest.raises(UserError, match=r"pip install no_such_package"):
         serve.run(config)
 
 

@@ -100,8 +100,7 @@ def test_the_hardware_schedule_verifies_less_under_load_and_never_loses() -> Non
 
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.01, 0.2), st.integers(0, 99))
-def test_arrivals_keep_littles_law(rate: float, seed: int) -> None:
-    """Mean number in the system = rate · mean time in it, whatever the policy."""
+def test_arrivals_enter_in_order_and_wait_at_least_for_their_prefill(rate: float, seed: int) -> None:
     trace = Trace([request([2, 1, 0, 3], 30), request([0, 4], 15)], 4)
     engine = SimulatedEngine(costs(), 4)
     seen: list[tuple[float, float]] = []

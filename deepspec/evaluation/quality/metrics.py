@@ -44,7 +44,7 @@ def load_metric(name: str) -> Metric:
     try:
         import evaluate
     except ImportError as error:
-        raise UserError("evaluate.metrics needs packages more: pip install 'deepspec[report]'") from error
+        raise UserError("evaluate.metrics needs packages more: pip install sacrebleu rouge-score") from error
     try:
         metric = evaluate.load(str(path), experiment_id="deepspec", keep_in_memory=True)
     except Exception as error:  # a user's file may raise anything
