@@ -21,12 +21,16 @@ from deepspec.errors import UserError
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 # What a run's folder holds, relative to `out`.
-FOLDERS = ("data", "draft", "checkpoints", "evaluation")
+FOLDERS = ("data", "features", "draft", "checkpoints", "evaluation", "evaluation/partial")
 FILES = (LOCK, "history.jsonl", "evaluation/result.json", "evaluation/report.html")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
 TORCH_WRITES = ("inline_container", "PytorchStreamWriter", "iostream error")  # in its errors of failed writes
 SUMS = "sha256"  # the manifest's key for {file: sha256 of its bytes}
+OBJECTS, LISTS = (
+    ("inputs", "target", "recipe", "counts", SUMS),
+    ("warnings",),
+)  # in a manifest, where they are set
 
 
 def fingerprint(content: Any) -> str:
@@ -271,7 +275,11 @@ def read_manifest(folder: Path, made_by: str, keys: Sequence[str] = ()) -> dict[
 
 
 def _lacks(content: dict[str, Any], keys: Sequence[str]) -> str | None:
-    """`no inputs.target`, for the first key that is not there; None if all are."""
+    """`no inputs.target`, for the first key that is not there, or a section of another kind; else None."""
+    for kind, words, names in ((dict, "an object", OBJECTS), (list, "a list", LISTS)):
+        for name in names:
+            if content.get(name) is not None and not isinstance(content[name], kind):
+                return f"{name} is not {words}"
     for key in keys:
         inner: Any = content
         for name in key.split("."):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from deepspec.artifacts import differences, fingerprint, refuse_to_replace
+from deepspec.artifacts import differences, fingerprint, refuse_to_replace, without_name
 from deepspec.config.app import command
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config, Dtype
@@ -18,7 +18,7 @@ from deepspec.errors import UserError
 from deepspec.evaluation.calibration import store
 from deepspec.evaluation.fit import check_inputs
 from deepspec.evaluation.identity import already_measured, is_the_same, made_of, settings_of
-from deepspec.evaluation.journal import Journal
+from deepspec.evaluation.journal import Journal, remove
 from deepspec.evaluation.result import EvaluationResult, save_result
 from deepspec.evaluation.run import evaluate
 from deepspec.evaluation.sharing import Shared, sharing
@@ -98,7 +98,9 @@ def _run(config: Config, shared: Shared) -> Path:
         lambda dtype: load_target(replace(config.target, dtype=Dtype(dtype))),
         following(template_of(config, target).prompt, target.max_positions - config.decode.max_new_tokens),
     )
-    journal = Journal(path.parent, identity, shared.rank, shared.processes)
+    # what the result's fingerprint leaves out, as no result says otherwise yet: which target decodes
+    measured = fingerprint([identity, without_name(target.identity())])
+    journal = Journal(path.parent, measured, shared.rank, shared.processes)
     result = evaluate(config, subject, prompts, papers, journal, shared.wait)
     if result is None:  # another process of this launch writes it
         return path.with_name("report.html")
@@ -124,6 +126,8 @@ def _calibrated(config: Config, result: EvaluationResult, draft: Path) -> None:
 def _finish_again(result: EvaluationResult, path: Path, shared: Shared) -> Path:
     if shared.rank:
         return path.with_name("report.html")
+    remove(path.parent)  # a kill between the result and this; else measuring again would find these records
+    remove(path.parent)  # a kill between the result and this; else measuring again would find these records
     print(f"Measured already ({result.created}); to measure again, remove {path}.", flush=True)
     return _finish(result, path)
 

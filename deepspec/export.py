@@ -18,6 +18,7 @@ from deepspec.errors import UserError
 from deepspec.evaluation.result import EvaluationResult, load_result
 from deepspec.interop.bundle import export
 from deepspec.interop.card import Subject, licence_of, serving_commands
+from deepspec.interop.hub import push, token
 from deepspec.pair import find_draft, load_pair
 from deepspec.target.builtin import builtin_folder
 from deepspec.target.load import BUILTIN
@@ -32,6 +33,7 @@ def run(config: Config) -> Path:
     with the reason and the nearest thing that works for what a format cannot carry.
     """
     check(config)
+    _check_hub(config)
     out, form = Path(config.out), config.format.value
     if untrained_draft(config.draft) is not None:
         raise UserError(f"The draft {config.draft.algorithm} has no weights: there is nothing to export.")
@@ -45,27 +47,55 @@ def run(config: Config) -> Path:
     for line in pair.warnings:
         print(f"warning: {line}", flush=True)
     result = _result(out / "evaluation" / "result.json", manifest)
-    where = _place(config.target.path)
-    k = result.conditions.k if result else getattr(draft.config, "ttt_steps", FALLBACK_K)
-    algorithm = str(draft.config.model_type).removeprefix("deepspec_")
+    builtin = None
+    if config.serve_target is None and config.target.path.startswith(BUILTIN):
+        builtin = config.target.path.removeprefix(BUILTIN)
+    where = _place(config.serve_target or config.target.path)
     subject = Subject(
         name=config.name,
         form=form,
-        algorithm=algorithm,
-        folder=str(folder),
+        algorithm=str(draft.config.model_type).removeprefix("deepspec_"),
+        folder=str(config.hub_repo if config.push_to_hub else folder),
         target=where,
-        licence=licence_of(where, target.identity()),
-        k=k,
+        licence=licence_of(_place(config.target.path), target.identity()),
+        k=_tokens(draft, result),
         manifest=manifest,
         notes=[],
         result=result,
+        builtin=builtin,
     )
     for note in export(draft, target, subject, folder):
         print(f"note      {note}", flush=True)
     print(f"{folder} is written and gave the same logits when read back.", flush=True)
-    for line in serving_commands(form, algorithm, where, str(folder), k):
+    for line in serving_commands(subject):
         print(f"serve     {line}", flush=True)
+    if config.push_to_hub and config.hub_repo:
+        print(f"pushed    {push(folder, config.hub_repo, config.hub_private)}", flush=True)
     return folder
+
+
+def _check_hub(config: Config) -> None:
+    """Before anything is loaded: what an upload needs, and a target that others can find."""
+    if not config.push_to_hub:
+        return
+    if not config.hub_repo or config.hub_repo.count("/") != 1:
+        raise UserError(
+            f"push_to_hub=true needs the repository's name: hub_repo=OWNER/NAME, not {config.hub_repo}."
+        )
+    where = config.serve_target or config.target.path
+    if where.startswith(BUILTIN) or Path(where).expanduser().is_dir():
+        raise UserError(
+            f"The draft's target is {where}, a folder of this machine, which nobody who finds the draft on the Hub has. "
+            "Name the model that it is, or was made of: serve_target=OWNER/NAME"
+        )
+    token()
+
+
+def _tokens(draft: TrainableDraft, result: EvaluationResult | None) -> int:
+    """Drafted tokens a round: what was measured; but a block is what it was trained as, whole."""
+    block = getattr(draft.config, "block_tokens", None)
+    measured = result.conditions.k if result else getattr(draft.config, "ttt_steps", FALLBACK_K)
+    return int(block or measured)
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:

@@ -8,7 +8,6 @@ if __name__ == "__main__":
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -17,6 +16,7 @@ from deepspec.data.conversation import BadRow
 from deepspec.data.template import ChatTemplate
 from deepspec.decoding import Engine, Request, Round
 from deepspec.decoding.engine import sampling_of
+from deepspec.decoding.text import TextStream
 from deepspec.errors import UserError
 from deepspec.evaluation.bare import logits_two_ways
 from deepspec.evaluation.ties import prove_tie
@@ -24,7 +24,6 @@ from deepspec.pair import find_draft, load_pair
 from deepspec.target import Target
 
 ACCEPTED, PLAIN = "\x1b[32m", "\x1b[0m"  # green, and the terminal's own
-UNFINISHED = "\ufffd"  # what a tokenizer gives for a character whose bytes are not all there yet
 
 
 @dataclass
@@ -46,31 +45,6 @@ class Answer:
         return sum(r.committed for r in self.rounds) / len(self.rounds) if self.rounds else None
 
 
-class TextStream:
-    """Tokens → text, a piece for every token; a character stays back until all its bytes are there."""
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self.decode = decode
-        self.window: list[int] = []
-        self.shown = ""
-
-    def add(self, token: int) -> str:
-        """The text that this token completes."""
-        self.window.append(token)
-        text = self.decode(self.window)
-        if text.endswith(UNFINISHED):
-            return ""
-        piece = text[len(self.shown) :]
-        self.shown = text
-        if text.endswith("\n"):  # a line is read once: what follows does not depend on it
-            self.window, self.shown = [], ""
-        return piece
-
-    def rest(self) -> str:
-        """What stayed back, at the end of the answer."""
-        return self.decode(self.window)[len(self.shown) :] if self.window else ""
-
-
 def run(config: Config) -> None:
     """Decode `config.prompt` with the draft of the run's folder and show it; with `config.compare` plainly too."""
     if config.prompt is None or not config.prompt.strip():
@@ -86,7 +60,7 @@ def run(config: Config) -> None:
     print("\n" + summary(answer, coloured(sys.stdout)))
     if config.compare:
         print("\nplain decoding:")
-        plain = watch(Engine(target), request, target, sys.stdout)
+        plain = watch(Engine.configured(target, None, config.decode), request, target, sys.stdout)
         print("\n" + comparison(answer, plain, request, target, engine.how.most))
 
 

@@ -1,19 +1,14 @@
 """`python -m deepspec.import_draft from=DIR name=X target=...`: another project's draft, made one of ours."""
 
-import sys
-
 if __name__ == "__main__":
-    from deepspec.config.app import start
+    from deepspec.commands import import_draft
 
-    # `from` is a word of Python, and so no name of a configuration's field
-    sys.argv[1:] = ["import_" + word if word.startswith("from=") else word for word in sys.argv[1:]]
-    start("import_draft")  # before the imports below, which take seconds
+    import_draft()  # before the imports below, which take seconds
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-from deepspec.artifacts import MANIFEST, fingerprint, read_manifest, refuse_to_replace
+from deepspec.artifacts import MANIFEST, file_sha256, fingerprint, read_manifest, refuse_to_replace
 from deepspec.config.app import command
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config
@@ -42,7 +37,7 @@ def run(config: Config) -> Path:
     target = load_target(config.target)
 
     def manifest(draft: TrainableDraft, layout: str) -> dict[str, Any]:
-        made_of = {path.name: _sha256(path) for path in sorted(source.iterdir()) if path.is_file()}
+        made_of = {path.name: file_sha256(path) for path in sorted(source.iterdir()) if path.is_file()}
         identity = target.identity()
         return {
             "stage": "import",
@@ -57,8 +52,3 @@ def run(config: Config) -> Path:
     layout = adopt(source, target, folder, manifest)
     print(f"{folder} is the draft of {source} ({layout}).", flush=True)
     return folder
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

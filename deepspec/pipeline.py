@@ -1,4 +1,5 @@
-"""`python -m deepspec.pipeline +recipe=X`: prepare, train, evaluate; what is done already is skipped."""
+"""`python -m deepspec.pipeline +recipe=X`: prepare, capture (for a feature store), train, evaluate; what is done already
+is skipped."""
 
 if __name__ == "__main__":
     from deepspec.config.app import start
@@ -10,18 +11,21 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from deepspec.config.schema import Config, Precision
+from deepspec.config.schema import Config, FeatureSource, Precision
 from deepspec.errors import UserError
 
-STAGES = ("prepare", "train", "evaluate")
+STAGES = ("prepare", "capture", "train", "evaluate")
 
 
 def run(config: Config) -> None:
-    """The three stages in order, in this process; each sees for itself whether it is already done."""
+    """The stages in order, in this process; each sees for itself whether it is already done."""
     check(config)
     begun = time.perf_counter()
-    for number, name in enumerate(STAGES, 1):
-        print(f"\n[{number}/{len(STAGES)}] {name}, after {minutes(time.perf_counter() - begun)}", flush=True)
+    stages = [
+        name for name in STAGES if name != "capture" or config.features.source is not FeatureSource.online
+    ]
+    for number, name in enumerate(stages, 1):
+        print(f"\n[{number}/{len(stages)}] {name}, after {minutes(time.perf_counter() - begun)}", flush=True)
         import_module(f"deepspec.{name}").run(config)
         gc.collect()  # a stage's target and draft leave memory before the next one loads its own
     print(f"total     {minutes(time.perf_counter() - begun)}", flush=True)

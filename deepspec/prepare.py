@@ -6,6 +6,7 @@ if __name__ == "__main__":
     start("prepare")  # before the imports below, which take seconds
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from deepspec.config.schema import Config, Dtype, TargetConfig
 from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
 from deepspec.data.audit import write_audit
+from deepspec.data.store import STORE
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Sampling
 from deepspec.drafts.registry import check_loss_parts, check_target
@@ -27,6 +29,22 @@ SETTLED = "target.json"
 def run(config: Config) -> Path:
     """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend."""
     folder = Path(config.out) / "data"
+    try:
+        _prepare(config, folder)
+    except UserError:
+        _leave_only_answers(work_folder(folder))
+        raise
+    return folder
+
+
+def _leave_only_answers(work: Path) -> None:
+    """Of a refused run only finished answers are of use to the next one."""
+    (work / STORE).unlink(missing_ok=True)
+    if work.is_dir() and {path.name for path in work.iterdir()} <= {SETTLED}:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _prepare(config: Config, folder: Path) -> None:
     gathered = gather(config.data, work_folder(folder))
     target = _load(config.target, folder)
     _check_later_stages(config, target)
@@ -52,7 +70,6 @@ def run(config: Config) -> Path:
         print(
             f"audit     {write_audit(folder, target.tokenizer, folder.parent / 'audit.html', command('prepare'))}"
         )
-    return folder
 
 
 def _check_later_stages(config: Config, target: Target) -> None:

@@ -1,6 +1,7 @@
 """`python -m deepspec.report [PATH ...]`: write the report again, from result files alone; compare several."""
 
 import argparse
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,8 @@ def report(path: Path | None) -> Path:
 def compare_all(paths: Sequence[Path]) -> Path | None:
     """The reports of several results, and a page that has them side by side; folders without one are named.
 
-    Returns the page, in the folder that all results lie below; None where fewer than two results were found.
+    Returns the page, in the folder that all results lie below (the current one where they share but the root); None
+    where fewer than two results were found.
     """
     files: list[Path] = []
     for path in paths:
@@ -64,8 +66,9 @@ def compare_all(paths: Sequence[Path]) -> Path | None:
         return None
     folder = Path(os.path.commonpath([file.parent for file in files]))
     groups = grouped([(_name(file, folder), load_result(file)) for file in files])
-    page = write_text(folder / "comparison.html", render_comparison(groups, environment()))
-    write_text(folder / "comparison.csv", csv_text(COMPARISON_HEAD, csv_rows(groups)))
+    place = Path.cwd() if folder == folder.parent else folder
+    page = write_text(place / "comparison.html", render_comparison(groups, environment()))
+    write_text(place / "comparison.csv", csv_text(COMPARISON_HEAD, csv_rows(groups)))
     print("\n".join([*comparison_lines(groups), f"comparison {page}"]))
     return page
 
@@ -80,7 +83,10 @@ def make_sheet(path: Path | None, number: int) -> Path:
     """A blinded sheet of `number` pairs of answers beside the result: HTML to read, CSV to fill in."""
     file = find_result(path)
     found = review.pairs(load_result(file), number)
-    sheet = write_text(file.with_name("review.csv"), review.sheet(found))
+    sheet = file.with_name("review.csv")
+    if review.filled_in(sheet):
+        raise UserError(f"{sheet} has been filled in: rename it first, then review=COPY reads it.")
+    write_text(sheet, review.sheet(found))
     template = environment().get_template("review.html.j2")
     page = write_text(file.with_name("review.html"), template.render(pairs=found, sheet=sheet.name))
     print(f"{len(found)} pairs to judge: read {page}, fill in a copy of {sheet}, then review=COPY.")
@@ -109,7 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = parser.parse_args(arguments).paths
     reviews = [word.removeprefix("review=") for word in words if word.startswith("review=")]
     paths = [Path(word) for word in words if not word.startswith("review=")]
-    with_sentences(lambda: _run(paths, reviews))
+    with_sentences(lambda: _run(paths, reviews), _about_place)
+
+
+def _about_place(error: Exception) -> str | None:
+    if not isinstance(error, PermissionError) and getattr(error, "errno", None) != errno.EROFS:
+        return None
+    return (
+        f"{getattr(error, 'filename', None)} cannot be written ({error}). What is made of a result is written beside it: "
+        "copy the result file elsewhere and name the copy."
+    )
 
 
 def _run(paths: Sequence[Path], reviews: Sequence[str]) -> None:
@@ -117,7 +132,7 @@ def _run(paths: Sequence[Path], reviews: Sequence[str]) -> None:
         if len(paths) > 1:
             raise UserError("review= is of one result; several were given.")
         path = paths[0] if paths else None
-        if len(reviews) == 1 and reviews[0].isdigit():
+        if len(reviews) == 1 and reviews[0].isdecimal():
             if int(reviews[0]) < 1:
                 raise UserError(f"review={reviews[0]}: give a number of pairs, or filled sheets.")
             make_sheet(path, int(reviews[0]))

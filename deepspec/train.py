@@ -15,8 +15,7 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator, PartialState
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from deepspec.artifacts import (
     MANIFEST,
@@ -29,24 +28,23 @@ from deepspec.artifacts import (
     without_name,
 )
 from deepspec.config.app import command
-from deepspec.config.schema import Config, Precision, Tracker
-from deepspec.data import deciding
-from deepspec.data.dataset import load_draft_vocab, load_rows
-from deepspec.data.prompts import prompts_sha256
+from deepspec.config.schema import Config, FeatureSource, Precision, StoreFormat, Tracker
+from deepspec.data.dataset import load_rows
 from deepspec.drafts.contract import Drafter, TrainableDraft
-from deepspec.drafts.registry import new_draft
+from deepspec.drafts.registry import layers_copied, new_draft
 from deepspec.errors import UserError
 from deepspec.evaluation.prompts import fitting, read_held_out, spread
-from deepspec.target import Target, load_target
+from deepspec.prepared import draft_vocab, prepared_data
+from deepspec.target import Edges, Target, load_edges, load_target
+from deepspec.target.features import FeatureStore, StoredRows, check_store
 from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import Processes, describe, new_accelerator, processes, with_accumulation
 from deepspec.training.loop import Run, Trained, train
 from deepspec.training.saved_draft import start_from, weights_sha256
+from deepspec.training.sources import FromStore, Sources, online
 from deepspec.training.trackers import new_tracker
 
-# Of the data's manifest, what is read here.
-DATA_KEYS = ("fingerprint", "config.temperature", "inputs.target.name", "inputs.draft_vocab_size")
 # Settings of `train` that decide what is learnt; the others (logging, checkpoints, …) may change on resuming.
 DECIDES = (
     *("epochs", "max_steps", "optimizer", "learning_rate", "warmup", "weight_decay", "betas", "eps", "clip"),
@@ -68,15 +66,16 @@ def run(config: Config) -> Path:
 
 def _run(config: Config, joined: Processes) -> Path:
     out, command_again = Path(config.out), command("train")
-    data = _data(config, out / "data", joined.state)
+    data = prepared_data(config, out / "data", joined.state)
     if joined.state.is_main_process:
         check_whole(out / "data", data, command("prepare"))
-    target = _target(config, data, joined.state)
+    stored = _from_store(config, joined)
+    target = _target(config, data, joined.state, whole=not stored)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
     notes = check_fit(data["inputs"]["target"], target.identity(), allow, what)
     accelerator = new_accelerator(joined, config.train, lambda: _precision_of(target))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
-    recipe = _recipe(config, data, target, accelerator)
+    recipe = _recipe(config, data, target, accelerator, stored)
     if accelerator.is_main_process:
         _make_room(config, out, recipe, say)
     accelerator.wait_for_everyone()
@@ -88,14 +87,18 @@ def _run(config: Config, joined: Processes) -> Path:
     # under bf16 autocast a norm's weight is float32, and torch says so once in each run
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.manual_seed(config.train.seed)
-    draft = new_draft(config.draft, target, _draft_vocab(out / "data", data))
+    draft = new_draft(config.draft, target, draft_vocab(out / "data", data))
+    if isinstance(target, Edges):
+        target.release_layers()
     if folder := getattr(config.draft, "init_from", None):
-        start_from(draft, Path(folder))
+        draft = start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
+    sources = _sources(config, data, target, draft, joined, stored)
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
     with closing(new_tracker(kind, config.name, recipe, out, say)) as tracker:
         settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, temperature)
+        settings.sources = sources
         if config.train.decode_every:
             settings.decode = _decoder(config, target, out / "data")
         trained = train(draft, rows, held_out, settings)
@@ -110,57 +113,64 @@ def _run(config: Config, joined: Processes) -> Path:
     return out / "draft"
 
 
-def _target(config: Config, data: dict[str, Any], processes: PartialState) -> Target:
-    """The target; the main process first, so that one which must be converted is converted once."""
+def _from_store(config: Config, joined: Processes) -> bool:
+    """Whether the features come from a store; with `auto_prepare` a missing or shorter one is made.
+
+    `auto` uses a store that is there, and makes none unasked.
+    """
+    from deepspec.capture import capture, store_is_there
+
+    source = config.features.source
+    if source is FeatureSource.online:
+        return False
+    if config.auto_prepare:
+        return capture(config, joined) is not None
+    if source is FeatureSource.auto and not store_is_there(config):
+        if joined.state.is_main_process:
+            print(
+                "features.source=auto: online, as there is no store. If one pays and fits, this makes it: "
+                f"{command('capture')}"
+            )
+        return False
+    return True
+
+
+def _target(config: Config, data: dict[str, Any], processes: PartialState, *, whole: bool) -> Target:
+    """The target; the main process first, so that one which must be converted is converted once.
+
+    whole: else its edges only, and the layers that a fresh draft starts from. Decoding while training needs all.
+    """
     settings = same_dtype(config.target, data["inputs"]["target"])
     with processes.main_process_first():
-        return load_target(settings, getattr(config.draft, "capture_layers", None) or ())
+        if whole or config.train.decode_every:
+            return load_target(settings, getattr(config.draft, "capture_layers", None) or ())
+        return load_edges(settings, lambda count: layers_copied(config.draft, count))
 
 
-def _data(config: Config, folder: Path, processes: PartialState) -> dict[str, Any]:
-    """The data's manifest; makes the data if it is missing and that was asked for."""
-    missing = not (folder / MANIFEST).is_file()
-    if config.auto_prepare and processes.num_processes == 1 and (missing or _stale(config, folder)):
-        from deepspec.prepare import run as prepare
+def _sources(
+    config: Config,
+    data: dict[str, Any],
+    target: Target,
+    draft: TrainableDraft,
+    joined: Processes,
+    stored: bool,
+) -> Sources:
+    """Where this draft's features come from. `UserError` where a store is not this target's, draft's or data's."""
+    features, layers = config.features, draft.capture_layers
+    if stored:
+        from deepspec.capture import order
 
-        prepare(config)
-    manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
-    if stale := _stale(config, folder):
-        raise UserError(
-            f"{folder} was made with other settings ({stale}). Set them back, choose another folder (out=...), "
-            f"or make it again: {command('prepare')} overwrite=true"
-        )
-    return manifest
-
-
-def _stale(config: Config, folder: Path) -> str:
-    """What the data was not made with: settings, the draft vocabulary's size, the prompts; empty if nothing.
-
-    The prompts file counts by its content, wherever it lies. One that is no longer there cannot have changed.
-    """
-    manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
-    now = {f"data.{key}": value for key, value in deciding(config.data).items()}
-    now["draft.vocab_size"] = getattr(config.draft, "vocab_size", None)
-    then = {f"data.{key}": value for key, value in manifest["config"].items()}
-    then["draft.vocab_size"] = manifest["inputs"]["draft_vocab_size"]
-    before, path = then.get("data.prompts"), now["data.prompts"]
-    if path is not None and (path != before or Path(path).is_file()):
-        now["data.prompts"] = f"{path} (sha256 {prompts_sha256(Path(path))[:16]})"
-        made_of = manifest["inputs"].get("sources", {}).get("prompts")
-        then["data.prompts"] = f"{path if made_of else before} (sha256 {(made_of or 'none')[:16]})"
-    return ", ".join(f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key])
-
-
-def _draft_vocab(folder: Path, manifest: dict[str, Any]) -> Tensor | None:
-    """The data's draft vocabulary; one that should be there and is not must not pass for the whole vocabulary."""
-    again = f"Remove {folder} and make it again: {command('prepare')}"
-    try:
-        vocab = load_draft_vocab(folder)
-    except (OSError, KeyError, SafetensorError) as error:
-        raise UserError(f"{folder}'s draft vocabulary is damaged ({error}). {again}") from error
-    if vocab is None and manifest.get("draft_vocab", {}).get("full") is False:
-        raise UserError(f"{folder} has lost its draft vocabulary (draft_vocab.safetensors). {again}")
-    return vocab
+        wanted = order(config, data, target, draft)
+        store = FeatureStore(wanted.folder, wanted.made_by)
+        check_store(store, wanted.made_of, wanted.data)
+        rows = StoredRows(store, layers, target.device, target.dtype)
+        return Sources(FromStore(rows, target, features.prefetch), FromStore(rows, target))
+    memory = config.train.keep_features_gib
+    if not features.devices:
+        return online(target, layers, memory, features.batch_size)
+    device = features.devices[joined.state.local_process_index % len(features.devices)]
+    settings = replace(same_dtype(config.target, data["inputs"]["target"]), device=device)
+    return online(load_target(settings), layers, memory, features.batch_size, target, features.prefetch)
 
 
 def _precision_of(target: Target) -> Precision:
@@ -168,7 +178,9 @@ def _precision_of(target: Target) -> Precision:
     return Precision.bf16 if target.dtype == torch.bfloat16 else Precision.no
 
 
-def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: Accelerator) -> dict[str, Any]:
+def _recipe(
+    config: Config, data: dict[str, Any], target: Target, accelerator: Accelerator, stored: bool
+) -> dict[str, Any]:
     """All that decides the trained draft."""
     train_settings = plain(config.train)
     rows_a_step = accelerator.num_processes * config.train.batch_size * config.train.accumulation
@@ -177,10 +189,18 @@ def _recipe(config: Config, data: dict[str, Any], target: Target, accelerator: A
         "target": without_name(target.identity()),
         "draft": plain(config.draft),
         **_started_from(config),
+        **_rounded(config, target, stored),
         "train": {key: train_settings[key] for key in DECIDES},
         "precision": accelerator.mixed_precision,
         "effective_batch": rows_a_step,
     }
+
+
+def _rounded(config: Config, target: Target, stored: bool) -> dict[str, str]:
+    """A store's format, where its features are not the target's own to the last bit."""
+    format = config.features.format
+    exact = format is StoreFormat.fp32 or (format is StoreFormat.bf16 and target.dtype == torch.bfloat16)
+    return {"features": format.value} if stored and not exact else {}
 
 
 def _started_from(config: Config) -> dict[str, str]:
@@ -277,7 +297,8 @@ def _save(
 
 
 def _result(counters: Counters) -> str:
-    parts = [f"{counters.step} steps", f"{counters.tokens} tokens", f"{counters.seconds:.0f} s of training"]
+    steps = f"{counters.step} step{'s' * (counters.step != 1)}"
+    parts = [steps, f"{counters.tokens} tokens", f"{counters.seconds:.0f} s of training"]
     evaluation = counters.evaluation
     if counters.best is not None and counters.best["step"] != counters.step:
         evaluation = counters.best["evaluation"]

@@ -78,17 +78,19 @@ def greedy_text(config: Config, pair: Pair, prompts: Sequence[Prompt]) -> list[F
     """Greedy answers against plain decoding, a difference only where rounding explains it."""
     target, decode = pair.target, config.decode
     engine = Engine.configured(target, pair.draft, decode)
+    plainly = Engine.configured(target, None, decode)
     sampling = Sampling(repetition_penalty=decode.repetition_penalty)
     ties, wrong, tokens = 0, [], 0
     for prompt in prompts:
         request = _request(config, target, prompt, sampling)
-        plain, ours = Engine(target).generate([request])[0], engine.generate([request])[0]
+        plain, ours = plainly.generate([request])[0], engine.generate([request])[0]
         tokens += len(plain.tokens)
         two_ways = logits_two_ways(target, engine.how.most, decode.repetition_penalty)
         tie = prove_tie(two_ways, prompt.tokens, plain.tokens, ours.tokens)
-        if tie is not None and not tie.proven:
+        if tie is not None and (decode.exact or not tie.proven):
             wrong.append(f"{prompt.id} at token {tie.position + 1}")
-        ties += tie is not None and tie.proven
+        elif tie is not None:
+            ties += 1
     same = len(prompts) - ties - len(wrong)
     words = f"{same} of {len(prompts)} greedy answers ({tokens} tokens) equal plain decoding, {ties} up to a proven tie"
     if wrong:

@@ -5,7 +5,8 @@ set -euo pipefail
 # pip answers Ctrl-C by failing, not by dying of it: without this the script would go on after it.
 trap 'exit 130' INT
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# with CDPATH set, cd prints where it went
+root=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${DEEPSPEC_VENV:-$root/.venv}
 cd "$root"
 

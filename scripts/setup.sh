@@ -11,6 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 torch_index=${DEEPSPEC_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 reach_seconds=20
 stamp=$venv/deepspec-installed
+lock=$venv.lock
 want=$(cat constraints.txt pyproject.toml | cksum)
 want="$want $root"
 
@@ -53,6 +54,19 @@ drop_half_installed() {
             rm -rf "$info"
         fi
     done
+}
+
+# Two pips in one environment break each other's packages. The lock of a process that is gone counts for nothing.
+only_installation_here() {
+    local other
+    mkdir -p "$(dirname "$venv")"
+    if [ -f "$lock" ] && other=$(cat "$lock") && ! kill -0 "$other" 2>/dev/null; then
+        rm -f "$lock"
+    fi
+    if ! (set -o noclobber && echo $$ >"$lock") 2>/dev/null; then
+        fail "Process $(cat "$lock") is installing into $venv already: wait for it. If that is another program, delete $lock."
+    fi
+    trap 'rm -f "$lock"' EXIT
 }
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
@@ -107,6 +121,8 @@ if [ "$(uname -s)" = Darwin ] && [ "$(uname -m)" = x86_64 ]; then
     fail "PyTorch has no current build for Intel Macs. Use Linux or a Mac with Apple silicon."
 fi
 
+only_installation_here
+trap 'say "Stopped. The same command continues." >&2; exit 130' INT
 say "Installing into $venv: about 1.8 GB on disk, usually 2 to 6 minutes. Ctrl-C is safe; run again to continue."
 make_environment
 rm -f "$stamp"

@@ -114,7 +114,14 @@ def test_an_artifact_of_before_the_sums_is_read(artifact: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest", ['{"inputs": 5}', '{"inputs": {"target": null}}', "{}", "[]", "{", "\x00"]
+    "manifest",
+    [
+        *('{"inputs": 5}', '{"inputs": {"target": null}}', "{}", "[]", "{", "\x00"),
+        *(
+            f'{{"inputs": {{"target": {{"name": "x"}}}}, "{key}": {value}}}'
+            for key, value in (("sha256", 5), ("recipe", '"x"'), ("warnings", '"x"'))
+        ),
+    ],
 )
 def test_a_manifest_without_what_is_needed_is_damaged(artifact: Path, manifest: str) -> None:
     (artifact / MANIFEST).write_text(manifest)
@@ -122,9 +129,10 @@ def test_a_manifest_without_what_is_needed_is_damaged(artifact: Path, manifest: 
         read_manifest(artifact, "make it", ("inputs.target.name",))
 
 
-@pytest.mark.parametrize("name", ["data", "draft", "checkpoints", "evaluation"])
+@pytest.mark.parametrize("name", ["data", "draft", "checkpoints", "evaluation", "evaluation/partial"])
 def test_a_file_in_a_folders_place_is_named(tmp_path: Path, name: str) -> None:
     check_places(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     with pytest.raises(UserError, match=rf"{tmp_path / name} is a file, .* Move it away"):
         check_places(tmp_path)

@@ -20,9 +20,20 @@ LEFT_OF: dict[str, set[str]] = {
     "training": {"data", "target", "drafts"},
     "decoding": {"data", "target", "drafts"},
     "evaluation": {"data", "target", "drafts", "training", "decoding"},
-    "serving": {"data", "target", "drafts", "training", "decoding", "evaluation"},
-    "reporting": {"data", "target", "drafts", "training", "decoding", "evaluation"},
-    "interop": {"data", "target", "drafts", "training", "decoding", "evaluation", "serving", "reporting"},
+    "serving": {"data", "target", "drafts", "decoding"},
+    "simulation": {"data", "target", "drafts", "training", "decoding", "evaluation"},
+    "endpoints": {"data", "evaluation"},
+    "reporting": {
+        "data",
+        "target",
+        "drafts",
+        "training",
+        "decoding",
+        "evaluation",
+        "simulation",
+        "endpoints",
+    },
+    "interop": {"data", "target", "drafts", "training", "decoding", "evaluation", "reporting"},
     "config": {"drafts"},
 }
 # What a room may use of another room is only this part of it.
@@ -37,6 +48,8 @@ FOREIGN = {
     "target": {"hydra", "omegaconf", "accelerate"},
     "drafts": {"hydra", "omegaconf", "accelerate"},
     "decoding": {"hydra", "omegaconf", "accelerate"},
+    "serving": {"hydra", "omegaconf", "accelerate"},
+    "endpoints": {"hydra", "omegaconf", "accelerate", "torch", "transformers"},
     "reporting": {"hydra", "omegaconf", "accelerate", "torch", "transformers"},
 }
 

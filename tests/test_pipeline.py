@@ -1,6 +1,7 @@
 """The pipeline calls the three stages in order and stops where one stops."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -8,7 +9,16 @@ import pytest
 
 import deepspec
 from deepspec import pipeline
-from deepspec.config.schema import Config, EvaluateConfig, Precision, TargetConfig, Tracker, TrainConfig
+from deepspec.config.schema import (
+    Config,
+    EvaluateConfig,
+    FeaturesConfig,
+    FeatureSource,
+    Precision,
+    TargetConfig,
+    Tracker,
+    TrainConfig,
+)
 from deepspec.errors import UserError
 
 CONFIG = Config(name="x", target=TargetConfig(name="t", path="p"))
@@ -18,7 +28,7 @@ CONFIG = Config(name="x", target=TargetConfig(name="t", path="p"))
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Config]]:
     """The stages, replaced by ones that only write down that they were called."""
     calls: list[tuple[str, Config]] = []
-    for name in ("prepare", "train", "evaluate"):
+    for name in ("prepare", "capture", "train", "evaluate"):
         stage = ModuleType(f"deepspec.{name}")
         vars(stage)["run"] = lambda config, name=name: calls.append((name, config))
         monkeypatch.setitem(sys.modules, stage.__name__, stage)
@@ -32,6 +42,11 @@ def test_three_stages_in_order(called: list[tuple[str, Config]], capsys: pytest.
     said = capsys.readouterr().out
     assert "[1/3] prepare" in said and "[3/3] evaluate" in said
     assert said.splitlines()[-1].startswith("total ")
+
+
+def test_a_feature_store_is_captured_before_training(called: list[tuple[str, Config]]) -> None:
+    pipeline.run(replace(CONFIG, features=FeaturesConfig(source=FeatureSource.store)))
+    assert [name for name, _ in called] == ["prepare", "capture", "train", "evaluate"]
 
 
 def test_a_stage_that_stops_stops_the_rest(
@@ -50,7 +65,7 @@ def test_a_stage_that_stops_stops_the_rest(
     ("train", "evaluate", "words"),
     [
         (TrainConfig(precision=Precision.fp16), EvaluateConfig(), "fp16 needs a GPU"),
-        (TrainConfig(tracker=Tracker.trackio), EvaluateConfig(), r"pip install 'deepspec\[trackio\]'"),
+        (TrainConfig(tracker=Tracker.trackio), EvaluateConfig(), r"pip install trackio"),
         (TrainConfig(), EvaluateConfig(prompts="nowhere.jsonl"), r"evaluate\.prompts: .*nowhere\.jsonl"),
         (TrainConfig(), EvaluateConfig(prompts="broken.jsonl"), r"broken\.jsonl, line 2"),
     ],

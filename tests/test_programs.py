@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,12 @@ def test_the_first_line_comes_before_the_slow_imports(tmp_path: Path) -> None:
     done = program(tmp_path, "train", "+recipe=quickstart", path=tmp_path)
     assert done.stdout.splitlines()[0] == "deepspec train: quickstart in runs/quickstart"
     assert done.stderr == "torch is imported\n"
+
+
+def test_every_program_is_a_command_too() -> None:
+    commands = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    programs = [one.stem for one in (ROOT / "deepspec").glob("*.py") if "__main__" in one.read_text()]
+    assert sorted(commands) == sorted(f"deepspec-{name.replace('_', '-')}" for name in programs)
+    for place in commands.values():
+        module, _, function = place.partition(":")
+        assert f"def {function}(" in (ROOT / f"{module.replace('.', '/')}.py").read_text()

@@ -60,3 +60,55 @@ def test_ctrl_c_stops_the_installation(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "WENT ON" not in rest
     assert "default index" not in rest
+    assert "Stopped. The same command continues." in rest
+    assert not (tmp_path / "venv.lock").exists()
+
+
+def _setup(venv: Path) -> subprocess.CompletedProcess[str]:
+    """setup.sh with a pretender in `venv`, as on a Mac with Apple silicon: no index of PyTorch's own is asked."""
+    python = venv / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PRETENDER)
+    python.chmod(0o755)
+    return subprocess.run(
+        ["bash", "scripts/setup.sh"],
+        cwd=ROOT,
+        env={**os.environ, "DEEPSPEC_VENV": str(venv), "DEEPSPEC_TORCH_INDEX": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_second_installation_into_the_same_environment_is_refused(tmp_path: Path) -> None:
+    lock = tmp_path / "venv.lock"
+    lock.write_text(str(os.getpid()))
+    done = _setup(tmp_path / "venv")
+    assert done.returncode == 1
+    assert f"Process {os.getpid()} is installing into" in done.stderr
+    assert "WENT ON" not in done.stdout
+    assert lock.exists()
+
+
+def test_the_lock_of_an_installation_that_was_killed_does_not_count(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "venv.lock").write_text(str(gone.pid))
+    done = _setup(tmp_path / "venv")
+    assert done.returncode == 0, done.stderr
+    assert "Installed." in done.stdout
+    assert not (tmp_path / "venv.lock").exists()
+
+
+def test_the_projects_folder_is_found_whatever_the_shell_searches() -> None:
+    """Where CDPATH is set, `cd` with a relative name prints the folder it went to."""
+    done = subprocess.run(
+        ["bash", "-c", "source scripts/common.sh && printf '%s' \"$root\""],
+        cwd=ROOT,
+        env={**os.environ, "CDPATH": f".:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == str(ROOT)

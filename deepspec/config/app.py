@@ -29,8 +29,10 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
+def entry(stage: str, run: Callable[[Config], object], name: str | None = None) -> Callable[[], None]:
     """The main function of `python -m deepspec.<stage>`: composes the configuration, checks it, calls `run`.
+
+    name: of the experiment where no recipe and nobody gives one.
 
     A `UserError`, a mistake in the configuration, a full disk or Ctrl-C end the process with a sentence on
     stderr and without a traceback (status 1; Ctrl-C: 130). Anything else is a defect and keeps its traceback.
@@ -39,7 +41,7 @@ def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
     def main() -> None:
         drafts = _drafts()
         keys = schema_keys(drafts)
-        register(stage, drafts)
+        register(stage, drafts, name)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions instead of Hydra's own printout
         taken: set[Path] = set()
         defects: list[Exception] = []
@@ -56,16 +58,22 @@ def entry(stage: str, run: Callable[[Config], object]) -> Callable[[], None]:
             return None if error in defects else explain(error, keys) or _about_folder(error)
 
         application = hydra.main(version_base="1.3", config_path=None, config_name=PRIMARY)(task)
-        with_sentences(application, explained)
+        try:
+            with_sentences(application, explained)
+        except BrokenPipeError as error:
+            if error in defects:
+                raise
+            _reader_left()
 
     return main
 
 
-def start(stage: str) -> NoReturn:
+def start(stage: str, name: str | None = None) -> NoReturn:
     """Run `deepspec.<stage>` as a program and end the process.
 
     For the first lines of that module: its own imports take seconds, and a mistake in the configuration, or
     --help, should not wait for them. It is imported, by its name, when the configuration is known to be good.
+    name: as of `entry`.
     """
 
     def run(config: Config) -> None:
@@ -73,7 +81,7 @@ def start(stage: str) -> NoReturn:
             print(f"deepspec {stage}: {config.name} in {config.out}", flush=True)
         import_module(f"deepspec.{stage}").run(config)
 
-    entry(stage, run)()
+    entry(stage, run, name)()
     raise SystemExit(0)
 
 
@@ -161,6 +169,12 @@ def _about_disk(error: Exception) -> str | None:
     if not isinstance(error, OSError):
         return None
     place = error.filename or "a file"
+    if (
+        error.errno in DISK_FULL and error.filename is None
+    ):  # a write does not say where, and there are several disks
+        return (
+            "The disk of the run's folder (out=...) is full. Make room there and give the same command again."
+        )
     if error.errno in DISK_FULL:
         there = next((one for one in Path(place).resolve().parents if one.is_dir()), Path.cwd())
         return (
@@ -174,9 +188,15 @@ def _about_disk(error: Exception) -> str | None:
 
 def _about_folder(error: Exception) -> str | None:
     """Before a stage starts the only thing written is the run's folder."""
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError) or error.filename is None:
         return None
     return f"The run's folder {error.filename} cannot be made ({error.strerror}). Choose another with out=..."
+
+
+def _reader_left() -> NoReturn:
+    """Whoever read --help has seen enough (`| head`); Python would complain once more when it flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
 
 
 def _stop(sentence: str) -> None:

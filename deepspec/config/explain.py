@@ -18,6 +18,7 @@ NAMED_BY_HYDRA = re.compile(r"Could not (?:override|append to config)[^']*'([^']
 IN_FILE = re.compile(r"In '([^']+)': ")
 AMBIGUOUS = re.compile(r"Ambiguous value for argument '(.+)'")
 UNKNOWN_REFERENCE = re.compile(r"Interpolation key '([^']+)' not found")
+NOT_IN_ENVIRONMENT = re.compile(r"Environment variable '([^']+)' not found")
 MISSING = re.compile(r"[Mm]issing mandatory value: (\S+)")
 
 
@@ -26,6 +27,8 @@ def explain(error: BaseException, keys: dict[str, Any]) -> str | None:
 
     keys: every valid dotted name and its type (`schema_keys`), for the nearest valid ones.
     """
+    if str(error).startswith("Only one of --run"):  # Hydra's own, a bare ValueError
+        return "--multirun, --cfg and --info do not go together: give one of them."
     chain = list(_chain(error))
     if not any(isinstance(one, HydraException | OmegaConfBaseException | yaml.YAMLError) for one in chain):
         return None
@@ -80,7 +83,7 @@ def _explain_one(one: BaseException, chain: list[BaseException], keys: dict[str,
     if isinstance(one, OverrideParseException):
         return (
             f"`{one.override}` cannot be read. Write key=value, "
-            "and put a value with commas or quotes into quotes: key='a, b'."
+            "and put a value with commas, brackets, = or quotes into quotes: key='a, b'."
         )
     if "'recipe'" in text and "+recipe=" in text:
         return "Write +recipe=NAME, with a plus sign. " + _recipes()
@@ -92,6 +95,10 @@ def _explain_one(one: BaseException, chain: list[BaseException], keys: dict[str,
         )
     if text.startswith("Error merging override ~"):
         return f"`{text.rsplit(' ', 1)[-1]}` would remove a setting; give it another value instead."
+    variable = NOT_IN_ENVIRONMENT.search(text)
+    if variable:
+        name = variable.group(1)
+        return f"`${{oc.env:{name}}}`{where} reads the environment variable {name}, which is not set: export {name}=..."
     unknown = UNKNOWN_REFERENCE.search(text)
     if unknown:
         hint = _did_you_mean(unknown.group(1), keys)
@@ -119,7 +126,7 @@ def _did_you_mean(key: str, keys: dict[str, Any]) -> str:
 def _about_key(key: str, one: OmegaConfBaseException, where: str, keys: dict[str, Any]) -> str | None:
     name = key.partition("[")[0]
     if name in keys and isinstance(one, ConfigKeyError | ConfigAttributeError):
-        return f"`{key}`{where} is a setting of another draft than the one chosen."
+        return f"`{key}`{where} is a setting of another draft than the one chosen. {_other_draft(where)}"
     if name in keys:
         given = "null" if one.value is None else repr(str(one.value))
         return f"`{key}`{where} takes {takes(keys[name])}, not {given}."
@@ -128,6 +135,12 @@ def _about_key(key: str, one: OmegaConfBaseException, where: str, keys: dict[str
     if str(keys.get(name.rpartition(".")[0], "")).startswith("dict["):
         return f"`{key}` is not set yet; write a plus sign to add it: +{key}=..."
     return unknown_key(key, where, keys)
+
+
+def _other_draft(where: str) -> str:
+    if where:
+        return "Take a recipe of the draft you want, or copy this one and change its `draft:`."
+    return "Leave it out, or choose the draft that has it with draft=..."
 
 
 def _whole_key(key: str, chain: list[BaseException]) -> str:

@@ -1,4 +1,4 @@
-"""Bounds of the numbers in the configuration, checked before any work; no other file states them."""
+"""Bounds of the values in the configuration, checked before any work; no other file states them."""
 
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -25,6 +25,7 @@ SEED: Bound = (lambda x: 0 <= x < 2**63, "0 or more and less than 2**63")
 BOUNDS: dict[str, Bound] = {
     "draft.layers": AT_LEAST_1,
     "draft.ttt_steps": AT_LEAST_1,
+    "draft.ttt_ramp": FRACTION,
     "draft.step_decay": POSITIVE,
     "draft.vocab_size": AT_LEAST_1,
     "draft.capture_layers": AT_LEAST_0,
@@ -34,7 +35,7 @@ BOUNDS: dict[str, Bound] = {
     "draft.block_tokens": AT_LEAST_1,
     "draft.gamma": POSITIVE,
     "draft.anchors": AT_LEAST_1,
-    "draft.rank": AT_LEAST_1,
+    "draft.rank": AT_LEAST_0,
     "draft.heads": AT_LEAST_1,
     "draft.keep_rows": NUCLEUS,
     "draft.mask_token": AT_LEAST_0,
@@ -56,6 +57,10 @@ BOUNDS: dict[str, Bound] = {
     "data.timeout": POSITIVE,
     "data.retries": AT_LEAST_0,
     "data.seed": SEED,
+    "features.batch_size": AT_LEAST_1,
+    "features.shard_mib": AT_LEAST_1,
+    "features.max_kl": POSITIVE,
+    "features.prefetch": AT_LEAST_0,
     "train.epochs": (lambda x: 0 < x <= 1e6, "more than 0 and at most a million"),
     "train.max_steps": AT_LEAST_1,
     "train.batch_size": AT_LEAST_1,
@@ -66,6 +71,7 @@ BOUNDS: dict[str, Bound] = {
     "train.betas": BELOW_1,
     "train.clip": AT_LEAST_0,
     "train.loss": AT_LEAST_0,  # each part's weight
+    "train.resume": (lambda x: x in ("auto", "never"), "auto or never"),
     "train.log_every": AT_LEAST_1,
     "train.eval_every": AT_LEAST_1,
     "train.eval_rows": AT_LEAST_0,
@@ -106,16 +112,49 @@ BOUNDS: dict[str, Bound] = {
     "evaluate.bootstrap": (lambda x: 100 <= x <= 100_000, "between 100 and 100,000"),
     "evaluate.threads": (lambda x: 0 <= x <= 1024, "between 0 and 1,024"),
     "evaluate.price_per_hour": AT_LEAST_0,
+    "serve.port": (lambda x: 0 <= x <= 65535, "between 0 (any free one) and 65,535"),
+    "serve.max_batch_size": AT_LEAST_1,
+    "serve.queue": AT_LEAST_0,
+    "serve.max_new_tokens": AT_LEAST_1,
+    "serve.max_body": AT_LEAST_1,
+    "serve.timeout": POSITIVE,
+    "serve.grace": AT_LEAST_0,
+    "endpoint.requests": AT_LEAST_1,
+    "endpoint.concurrency": (lambda x: 1 <= x <= 1024, "between 1 and 1,024"),
+    "endpoint.warmup": AT_LEAST_0,
+    "endpoint.timeout": POSITIVE,
+    "endpoint.retries": AT_LEAST_0,
     "verify.prompts": AT_LEAST_1,
     "verify.rounds": AT_LEAST_1,
     "verify.draws": (lambda x: x >= 1000, "1000 or more"),
     "verify.temperature": POSITIVE,
     "verify.significance": (lambda x: 0 < x < 1, "more than 0 and less than 1"),
+    "simulate.k": AT_LEAST_1,
+    "simulate.users": AT_LEAST_1,
+    "simulate.rates": POSITIVE,
+    "simulate.max_rows": AT_LEAST_1,
+    "simulate.requests": AT_LEAST_1,
+    "simulate.measured_rows": AT_LEAST_1,
+    "simulate.round_trip": AT_LEAST_0,
+    "simulate.target_parameters": AT_LEAST_1,
+    "simulate.draft_parameters": AT_LEAST_1,
+    "simulate.cached_bytes": AT_LEAST_0,
+    "simulate.api_round_trip": AT_LEAST_0,
+    "simulate.api_ttft": AT_LEAST_0,
+    "simulate.api_tpot": POSITIVE,
+    "simulate.validate": AT_LEAST_1,
+    "simulate.seed": SEED,
+    "hardware.flops": AT_LEAST_0,
+    "hardware.bandwidth": AT_LEAST_0,
+    "hardware.memory_gib": AT_LEAST_0,
+    "hardware.devices": AT_LEAST_1,
+    "hardware.efficiency": NUCLEUS,
+    "hardware.launch_seconds": AT_LEAST_0,
 }
 
 
 def check(config: Config) -> None:
-    """Raise a `UserError` for the first number outside its bounds; lists and mappings are checked item by item.
+    """Raise a `UserError` for the first value outside its bounds; lists and mappings are checked item by item.
 
     Null passes: where the type has it, it is a choice of its own.
     """
@@ -143,8 +182,6 @@ def check(config: Config) -> None:
                 f"`{key}` is {steps}, and a row of `data.max_length={config.data.max_length}` tokens has room for "
                 f"{config.data.max_length - 2} drafted ones. Lower the one or raise the other."
             )
-    if config.train.resume not in ("auto", "never"):
-        raise UserError(f"`train.resume` is auto or never, not {config.train.resume!r}.")
     if config.train.patience is not None and config.train.keep_best is KeepBest.none:
         raise UserError(
             "`train.patience` waits for a better evaluation, and `train.keep_best=none` compares none. Use "

@@ -4,9 +4,10 @@ import os
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from deepspec.config import search
+from deepspec.config.help import help_text
 from deepspec.config.ranges import named
 from deepspec.config.schema import Config
 
@@ -15,44 +16,30 @@ SCHEMA = "deepspec_schema"
 ABSOLUTE = "deepspec.absolute"  # resolver: a path made absolute, so that a sweep's folder cannot prefix it
 NAMED = "deepspec.named"  # resolver: `out`, refused where it names no folder, before Hydra makes one below it
 
-HELP = """\
-python -m deepspec.{stage} +recipe=NAME [key=value ...]
-
-Recipes (recipes/ here, and those of the project; several: --multirun +recipe=A,B):
-{recipes}
-Groups:
-  target=...  {targets}
-  draft=...   {drafts}
-
-Useful flags:
-  --cfg job                       print the whole configuration of this call and stop
-  --multirun key=1,2              one run for each value (give each its own `out`)
-  --config-dir DIR                more groups of your own (DIR/target/mine.yaml)
-
-Every key, as this call would set it:
-
-$CONFIG
-"""
+HELP = "deepspec.help"  # resolver: the text of --help, made only when it is asked for
 
 
-def register(stage: str, drafts: dict[str, type]) -> None:
-    """Fill Hydra's ConfigStore and search path for one stage. `drafts`: name → option class."""
+def register(stage: str, drafts: dict[str, type], name: str | None = None) -> None:
+    """Fill Hydra's ConfigStore and search path for one stage. `drafts`: name → option class. name: the stage's
+    own for an experiment that has none."""
     search.register()
     OmegaConf.register_new_resolver(ABSOLUTE, lambda out: os.path.abspath(named(out)), replace=True)
     OmegaConf.register_new_resolver(NAMED, named, replace=True)
+    OmegaConf.register_new_resolver(HELP, lambda *, _root_: _help(stage, drafts, _root_), replace=True)
     store = ConfigStore.instance()
     store.store(name=SCHEMA, node=Config)
-    for name, options in drafts.items():
-        store.store(group="draft", name=name, node=options)
-    store.store(name=PRIMARY, node=_primary(stage, drafts))
+    for draft, options in drafts.items():
+        store.store(group="draft", name=draft, node=options)
+    store.store(name=PRIMARY, node=_primary(stage) | ({} if name is None else {"name": name}))
 
 
-def _primary(stage: str, drafts: dict[str, type]) -> dict[str, Any]:
+def _primary(stage: str) -> dict[str, Any]:
     return {
         "defaults": [
             SCHEMA,
             {"target": "smollm2_135m"},
             {"draft": "eagle3"},
+            {"hardware": "here"},
             {"override hydra/hydra_logging": "none"},
             {"override hydra/job_logging": "none"},
             "_self_",
@@ -64,7 +51,7 @@ def _primary(stage: str, drafts: dict[str, type]) -> dict[str, Any]:
             # one rank keeps the record; the others would write the same files at the same time
             "output_subdir": "${hydra.job.name}" if os.environ.get("RANK", "0") == "0" else None,
             "job_logging": _logging(),
-            "help": {"app_name": f"deepspec.{stage}", "template": _help(stage, drafts)},
+            "help": {"app_name": f"deepspec.{stage}", "template": "${" + HELP + ":}"},
         },
     }
 
@@ -84,7 +71,5 @@ def _logging() -> dict[str, Any]:
     }
 
 
-def _help(stage: str, drafts: dict[str, type]) -> str:
-    targets = sorted(path.stem for path in (search.shipped("conf") / "target").glob("*.yaml"))
-    recipes = "".join(f"  {name}\n" for name in search.recipe_names())
-    return HELP.format(stage=stage, recipes=recipes, targets=", ".join(targets), drafts=", ".join(drafts))
+def _help(stage: str, drafts: dict[str, type], config: DictConfig) -> str:
+    return help_text(stage, drafts, config).replace("$", "$$")  # Hydra takes it for a template

@@ -18,7 +18,7 @@ from deepspec.data.hygiene import Hygiene
 from deepspec.data.prompts import iter_prompts, prompts_sha256
 from deepspec.data.selection import builtin_prompts
 from deepspec.data.shapes import check_columns
-from deepspec.data.store import Store, stored
+from deepspec.data.store import STORE, Store, stored
 from deepspec.errors import UserError
 
 NOT_DECIDING = ("servers", "concurrency", "timeout", "retries")
@@ -77,7 +77,7 @@ def gather(settings: DataConfig, work: Path | None = None) -> Gathered:
 
 def _gather(settings: DataConfig, work: Path | None) -> Gathered:
     tally = Tally(strict=settings.on_error is OnError.strict)
-    store = Store(work / "conversations.sqlite" if work else None)
+    store = Store(work / STORE if work else None)
     hygiene = Hygiene(settings, store, tally)
     sources: dict[str, Any] = {}
     if settings.prompts is not None:

@@ -114,8 +114,10 @@ class NearDuplicates:
     character 5-grams above `threshold`. Of texts that resemble each other the first is kept."""
 
     def __init__(self, store: Store, threshold: float) -> None:
-        from datasketch import MinHashLSH
-
+        try:
+            from datasketch import MinHashLSH
+        except ImportError as error:
+            raise UserError("data.near_duplicates needs a package more: pip install datasketch") from error
         self.store = store
         self.threshold = threshold
         bands = MinHashLSH(threshold=min(max(threshold, 0.05), 0.99), num_perm=PERMUTATIONS)

@@ -124,7 +124,7 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadRow("broken JSON", f"{error.msg} at column {error.colno}") from error
+        raise BadRow("broken JSON", f"{error.msg.removesuffix(' at')} at column {error.colno}") from error
     except RecursionError as error:
         raise BadRow("broken JSON", "nested too deeply") from error
     except ValueError as error:  # a number of more digits than Python converts

@@ -71,7 +71,8 @@ def hold_out(store: Store, count: int, tally: Tally) -> int:
     count = min(count, there // 4)
     if count == 0:
         raise UserError(
-            f"{there} prompts are too few to hold any out for evaluation: four are the least. "
+            f"{'1 prompt is' if there == 1 else f'{there} prompts are'} too few to hold any out for evaluation: four "
+            "are the least. "
             "Add prompts, or set data.held_out_prompts=0 and give evaluate.prompts a file of its own."
         )
     pending = [name for (name,) in store.rows("SELECT DISTINCT category FROM conversation ORDER BY category")]

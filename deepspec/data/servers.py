@@ -1,27 +1,30 @@
 """A pool of OpenAI-compatible chat servers: retries with back-off, health of each, nothing asked in vain."""
 
 import json
-import os
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from threading import BoundedSemaphore, Event, Lock
 from typing import Any
 
 import httpx
 
 from deepspec.data.conversation import Message
+from deepspec.data.protocol import (
+    FIRST_WAIT,
+    KEY,
+    LONGEST_WAIT,
+    REFUSED,
+    back_off,
+    base_url,
+    key_header,
+    may_pass,
+    retry_after,
+    time_limits,
+)
 from deepspec.errors import UserError
 
-KEY = "OPENAI_API_KEY"
 OURS = ("messages", "model", "stream", "n", "temperature", "top_p", "max_tokens", "seed", "tools")
-RETRIED = (408, 409, 425, 429)  # and every 5xx
-REFUSED = (401, 403, 404)  # wrong for every prompt
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds
-LONGEST_RETRY_AFTER = 600.0
 TOLERATED = 3  # failures in a row before a server is left alone for a while
 
 
@@ -96,7 +99,7 @@ class Pool:
             raise UserError(
                 f"data.server_args cannot set {wrong[0]!r}: data has a key for it, or it is fixed."
             )
-        self.servers = [_Server(_base(url), BoundedSemaphore(concurrency)) for url in urls]
+        self.servers = [_Server(base_url(url, "data.servers"), BoundedSemaphore(concurrency)) for url in urls]
         if not self.servers:
             raise UserError("data.regenerate=servers needs data.servers: at least one base URL.")
         self.sampling = sampling
@@ -106,10 +109,9 @@ class Pool:
         self.lock = Lock()
         self.stopped = Event()
         self.sleep = sleep or self.stopped.wait
-        key = os.environ.get(KEY)
         self.client = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+            headers=key_header(),
+            timeout=time_limits(timeout),
             limits=httpx.Limits(max_connections=None),
         )
         self.model = model or self._first_model()
@@ -175,7 +177,7 @@ class Pool:
 
     def _failed(self, server: _Server, attempt: int, after: float | None) -> float:
         """Note it; how long to wait before the next try."""
-        own = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT) * random.uniform(0.5, 1.0)
+        own = back_off(attempt)
         with self.lock:
             server.failures += 1
             rest = after or 0.0
@@ -198,8 +200,8 @@ class Pool:
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
             raise _Again(f"connection failed ({error or type(error).__name__})") from error
         _check_refused(response, server)
-        if response.status_code in RETRIED or response.status_code >= 500:
-            raise _Again(f"status {response.status_code}", _retry_after(response))
+        if may_pass(response.status_code):
+            raise _Again(f"status {response.status_code}", retry_after(response.headers))
         if response.status_code != 200:
             raise Failure(f"status {response.status_code}: {response.text[:200]}")
         try:
@@ -219,37 +221,12 @@ def _sent(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def _base(url: str) -> str:
-    parsed = httpx.URL(url)
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UserError(f"data.servers: {url!r} is not a URL like http://host:8000/v1.")
-    if parsed.userinfo or parsed.query:
-        raise UserError(f"data.servers: no passwords or keys in URLs; set {KEY} in the environment.")
-    path = parsed.path.rstrip("/")
-    return str(parsed.copy_with(path=path or "/v1"))
-
-
 def _check_refused(response: httpx.Response, server: _Server) -> None:
     if response.status_code in REFUSED:
         raise UserError(
             f"{server.url} refuses with status {response.status_code}: check data.servers, data.server_model and "
             f"the key in {KEY}. Finished answers are kept."
         )
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds: the header has them, or a date."""
-    value = response.headers.get("retry-after")
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):
-            return None
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
 
 
 def _reply(content: Any) -> Reply:

@@ -110,7 +110,7 @@ def _read(fields: dict[str, Any]) -> tuple[str, set[str], list[Message], Row | N
     turns = [name for name in TURNS if name in fields]
     if turns:
         _one_of(turns)
-        shape, messages = _turns(fields[turns[0]], turns[0])
+        shape, messages = read_turns(fields[turns[0]], turns[0])
         return shape, {turns[0]}, messages, None
     asked = [name for name in ASKED if name in fields]
     if not asked:
@@ -124,7 +124,7 @@ def _read(fields: dict[str, Any]) -> tuple[str, set[str], list[Message], Row | N
     _one_of(answers)
     used = {name, *answers}
     if isinstance(fields[name], list):
-        shape, messages = _turns(fields[name], name)
+        shape, messages = read_turns(fields[name], name)
     else:
         text = _text(fields[name], f"`{name}`")
         if name == "instruction":
@@ -137,7 +137,7 @@ def _read(fields: dict[str, Any]) -> tuple[str, set[str], list[Message], Row | N
         shape = f"{shape} and `{answer}`" if name != "instruction" else shape
         value = fields[answer]
         if isinstance(value, list) and isinstance(fields[name], list):
-            messages += _turns(value, answer)[1]
+            messages += read_turns(value, answer)[1]
         else:
             messages.append({"role": "assistant", "content": _text(value, f"`{answer}`")})
     return shape, used, messages, None
@@ -151,7 +151,8 @@ def _one_of(names: Sequence[str]) -> None:
         )
 
 
-def _turns(value: Any, name: str) -> tuple[str, list[Message]]:
+def read_turns(value: Any, name: str) -> tuple[str, list[Message]]:
+    """The shape and the messages of a list of turns, OpenAI's or ShareGPT's; `BadRow` if it is none."""
     if isinstance(value, str):
         value = parse_json(value)
     if not isinstance(value, list) or not value:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deepspec.artifacts import file_sha256
 from deepspec.config.schema import HubConfig
 from deepspec.data.readers import READERS, Rows, kind_of, read_rows
 from deepspec.errors import UserError
 
 HUB = "hf:"
 SUFFIXES = (*READERS, ".txt")
-BLOCK = 1 << 20
 
 
 def source_rows(source: str, hub: HubConfig) -> Iterator[tuple[str, Rows]]:
@@ -63,18 +63,14 @@ def prompts_sha256(source: str | Path) -> str:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
+        return file_sha256(path)
     except FileNotFoundError as error:
         raise UserError(f"The prompts file {path} does not exist (data.prompts).") from error
     except OSError as error:
         raise UserError(
             f"The prompts file {path} cannot be read (data.prompts): {error.strerror}."
         ) from error
-    return digest.hexdigest()
 
 
 def _hub_rows(name: str, options: HubConfig) -> Rows:

@@ -41,6 +41,7 @@ CREATE TABLE turn (conversation INTEGER, sample INTEGER, turn INTEGER, body TEXT
     PRIMARY KEY (conversation, sample, turn)) WITHOUT ROWID;
 """
 CHUNK = 500
+STORE = "conversations.sqlite"  # the working file of a run, in its work folder
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from deepspec.decoding import acceptance
 from deepspec.decoding.clock import Laps
 from deepspec.decoding.control import RoundControl
+from deepspec.decoding.fixed import FixedShape
 from deepspec.decoding.randomness import Purpose, uniforms
 from deepspec.decoding.request import Request, Round
 from deepspec.decoding.row import Detokenise, Row
@@ -18,7 +19,7 @@ from deepspec.decoding.sampling import distributions, draw, penalise, penalise_p
 from deepspec.decoding.schedule import RoundPlan
 from deepspec.decoding.scheduler import Past, Scheduler
 from deepspec.decoding.trees import topological
-from deepspec.decoding.trial import How, Observe, Outcome, Trial
+from deepspec.decoding.trial import How, Observe, Outcome, Trial, narrowed
 from deepspec.drafts.contract import (
     Beginning,
     Committed,
@@ -38,8 +39,8 @@ class Batch:
     """Up to `max_rows` requests on one state.
 
     Plain decoding (`draft` None) is the same round with an empty proposal: no hooks, capture, schedule or rule.
-    scheduler: None = verify what is drafted. observe: called with each round's trial and the logits it was
-    judged by, [B, N+1, V] after penalties, before anything is kept.
+    scheduler: None = verify what is drafted. fixed: the shape of every round's forward, None = as it comes. observe:
+    called with each round's trial and the logits it was judged by, [B, N+1, V] after penalties, before anything is kept.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Batch:
         detokenise: Detokenise | None = None,
         scheduler: Scheduler | None = None,
         observe: Observe | None = None,
+        fixed: FixedShape | None = None,
     ) -> None:
         self.target, self.draft, self.how, self.max_rows = target, draft, how, max_rows
-        self.detokenise, self.scheduler, self.observe = detokenise, scheduler, observe
+        self.detokenise, self.scheduler, self.observe, self.fixed = detokenise, scheduler, observe, fixed
         self.layers: list[int] = (
             list(draft.capture_layers) if draft is not None and draft.needs_features else []
         )
@@ -76,7 +78,8 @@ class Batch:
         if request.sampling.repetition_penalty != 1:
             row.seen = torch.zeros(self.target.vocab_size, dtype=torch.bool, device=device)
             row.seen[prompt[0]] = True
-        capacity = len(request.tokens) + limit + self.how.most + 1
+        columns = 0 if self.fixed is None else self.fixed.columns
+        capacity = max(columns, len(request.tokens) + limit + self.how.most + 1)
         state = self.target.new_state(1, capacity)
         output = self.target.forward(prompt, state, chain([0], prompt.shape[1], device), 1, self.layers)
         state.keep([prompt.shape[1]])
@@ -108,6 +111,12 @@ class Batch:
             self.state.append(state)
         self.rows.append(row)
 
+    @torch.inference_mode()
+    def drop(self, row: Row) -> None:
+        """End a request before its answer has; the others are not touched."""
+        row.finish = "dropped"
+        self._leave()
+
     def _leave(self) -> None:
         stay = [index for index, row in enumerate(self.rows) if row.finish is None]
         if len(stay) == len(self.rows):
@@ -136,7 +145,8 @@ class Batch:
         laps.lap()
         trial = self._arrange(proposal)
         assert self.state is not None
-        output = self.target.forward(trial.tokens, self.state, trial.layout, 0, self.layers)
+        read = self.target.forward if self.fixed is None else self.fixed.forward
+        output = read(trial.tokens, self.state, trial.layout, layers=self.layers)
         laps.lap()
         outcome = self._judge(trial, output.logits)
         self._remember(outcome, output.features)
@@ -205,9 +215,9 @@ class Batch:
         row needs are not read. Of a tree all is read, and what lies too deep not accepted (`_arrange`).
         """
         if proposal.parents is not None:
-            return _narrowed(proposal, max(proposal.length))
+            return narrowed(proposal, max(proposal.length))
         lengths = [min(pair) for pair in zip(proposal.length, self._room(), strict=True)]
-        return _narrowed(replace(proposal, length=lengths), max(lengths))
+        return narrowed(replace(proposal, length=lengths), max(lengths))
 
     def _arrange(self, proposal: Proposal) -> Trial:
         assert self.state is not None
@@ -250,29 +260,35 @@ class Batch:
         return self._fetch(trial, verdict, broken)
 
     def _fetch(self, trial: Trial, verdict: acceptance.Verdict, broken: Tensor) -> Outcome:
-        accepted, path = trial.proposal.tokens, None
+        accepted, path, sure = trial.proposal.tokens, None, trial.proposal.confidence
+        # Whatever the host is to know crosses with this one transfer, as whole numbers: of a tree where its path
+        # runs, of a chain how sure the draft was. A second transfer would be a second wait.
+        more = accepted[:, :0]
         if verdict.path is not None:
-            accepted = accepted.gather(1, verdict.path)
-            path = torch.cat([torch.zeros_like(verdict.path[:, :1]), verdict.path + 1], 1)
+            accepted, more = accepted.gather(1, verdict.path), verdict.path
+            path = torch.cat([torch.zeros_like(more[:, :1]), more + 1], 1)
+        elif trial.shape is None and sure is not None:
+            more = (sure.double() * FIXED_POINT).round().long()
         depth = verdict.length if trial.shape is None else trial.shape.depth
         sound = torch.ones_like(broken) if trial.sound is None else trial.sound
         columns = torch.stack([verdict.length, verdict.next_token, broken.long(), depth, sound.long()], 1)
-        sure = trial.proposal.confidence if trial.shape is None else None
-        # Confidences cross as whole numbers with all the others: a second transfer would be a second wait.
-        told = accepted[:, :0] if sure is None else (sure.double() * FIXED_POINT).round().long()
-        fetched = torch.cat([columns, accepted, told], 1).tolist()
-        width = columns.shape[1] + accepted.shape[1]
+        fetched = torch.cat([columns, accepted, more], 1).tolist()
+        told = [row[columns.shape[1] + accepted.shape[1] :] for row in fetched]
         if not all(row[4] for row in fetched):
             raise UserError(
                 f"{type(self.draft).__name__} proposed a tree that is none: every node's parent must be -1 or a node "
                 "before it, and children that are drawn must all be there, in the order of decode.tree_parents."
             )
+        if all(where[: row[0]] == list(range(row[0])) for where, row in zip(told, fetched, strict=True)):
+            path = None  # its nodes stand where they are to stay
         return Outcome(
             tokens=[[*row[5 : 5 + row[0]], row[1]] for row in fetched],
             broken=[bool(row[2]) for row in fetched],
             deepest=trial.proposal.length if trial.shape is None else [row[3] for row in fetched],
             path=path,
-            confidence=[[value / FIXED_POINT for value in row[width:]] for row in fetched],
+            confidence=[
+                [] if trial.shape is not None else [one / FIXED_POINT for one in row] for row in told
+            ],
         )
 
     def _remember(self, outcome: Outcome, features: Tensor | None) -> None:
@@ -388,18 +404,3 @@ class Batch:
     def _to_device(self, values: Sequence[Any]) -> Tensor:
         """int64. From memory that is not pinned the copy is staged at once, so that nothing waits for the device."""
         return torch.tensor(values).to(self.target.device, non_blocking=True)
-
-
-def _narrowed(proposal: Proposal, width: int) -> Proposal:
-    """Its first `width` tokens."""
-    if width == proposal.tokens.shape[1]:
-        return proposal
-    by_node = proposal.q is not None and proposal.q_row is None
-    return replace(
-        proposal,
-        tokens=proposal.tokens[:, :width],
-        parents=proposal.parents[:, :width] if proposal.parents is not None and width else None,
-        q=proposal.q[:, :width] if proposal.q is not None and by_node else proposal.q,
-        q_row=None if proposal.q_row is None else proposal.q_row[:, :width],
-        confidence=None if proposal.confidence is None else proposal.confidence[:, :width],
-    )

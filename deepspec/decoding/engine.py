@@ -9,6 +9,7 @@ from deepspec.config.schema import DecodeConfig
 from deepspec.decoding.acceptance import RULES
 from deepspec.decoding.batch import Batch
 from deepspec.decoding.cost import cost_table
+from deepspec.decoding.fixed import FixedShape, check_exact
 from deepspec.decoding.request import Request, Result, Round, Sampling
 from deepspec.decoding.row import Detokenise, Row
 from deepspec.decoding.sampling import check_sampling
@@ -30,7 +31,10 @@ class Engine:
     trees instead of chains. children: of a static tree's nodes, "deterministic" (the most probable) or "sampled"
     without replacement. max_batch_size: rows decoded at once; waiting requests enter as others finish.
     detokenise: tokens → text, for stop strings; the target's tokenizer if not given. schedule: how much of what is
-    drafted is verified (`scheduler.Schedule`; what it learns stays with the engine). observe: see `Batch`.
+    drafted is verified (`scheduler.Schedule`; what it learns stays with the engine). exact: forwards of one shape
+    (`fixed.FixedShape`), so that greedy text is that of plain decoding with the same k, tree and max_batch_size and
+    `exact`, token for token in low precision too. compile: the target's rounds by `torch.compile`, at one shape too;
+    the first take seconds to minutes. observe: see `Batch`.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Engine:
         children: str = "deterministic",
         detokenise: Detokenise | None = None,
         schedule: Schedule | None = None,
+        exact: bool = False,
+        compile: bool = False,
         observe: Observe | None = None,
     ) -> None:
         if k < 1:
@@ -62,7 +68,10 @@ class Engine:
         if detokenise is None and target.tokenizer is not None:
             detokenise = target.tokenizer.decode
         self.target, self.draft, self.rule, self.max_batch_size = target, draft, rule, max_batch_size
-        self.how = How(k, rule, tree, children == "sampled")
+        self.how = How(k, rule, tree, children == "sampled", exact, compile)
+        shape = FixedShape.of(target, self.how, max_batch_size, (), draft is None)
+        if exact and shape is not None:
+            check_exact(shape)
         self.detokenise, self.observe = detokenise, observe
         self.scheduler = None
         if draft is not None and schedule is not None and schedule != Schedule():
@@ -84,6 +93,8 @@ class Engine:
             tree=tree_of(decode),
             children=decode.children.value,
             schedule=schedule_of(decode, draft),
+            exact=decode.exact,
+            compile=decode.compile,
             **others,
         )
 
@@ -109,14 +120,14 @@ class Engine:
                 on_result(result)
 
         waiting = deque(self._sound(requests, collect))
-        self._learn_costs([request for _, request in waiting])
+        self.learn_costs([request for _, request in waiting])
         places: dict[int, int] = {}
-        batch = self._batch(self.max_batch_size)
+        batch = self._batch([request for _, request in waiting])
         while waiting or batch.rows:
             moved: list[Row] = []
             while waiting and len(batch.rows) < self.max_batch_size:
                 place, request = waiting.popleft()
-                row = batch.admit(request, self._limit(request))
+                row = batch.admit(request, self.limit(request))
                 places[id(row)] = place
                 if row.finish is not None:
                     collect(places.pop(id(row)), row.result())
@@ -130,9 +141,9 @@ class Engine:
     def stream(self, request: Request) -> Iterator[tuple[list[int], Round | None]]:
         """One request's tokens as they are committed, with the round that made them (None: the prefill)."""
         self.check(request)
-        self._learn_costs([request])
-        batch = self._batch(1)
-        row = batch.admit(request, self._limit(request))
+        self.learn_costs([request])
+        batch = self._batch([request], rows=1)
+        row = batch.admit(request, self.limit(request))
         if not row.error:
             yield list(row.tokens), None
         while batch.rows:
@@ -187,13 +198,32 @@ class Engine:
                 sound.append((place, request))
         return sound
 
-    def _limit(self, request: Request) -> int:
+    def limit(self, request: Request) -> int:
+        """The longest answer that `request` can have here."""
         return min(request.max_new_tokens, self.target.max_positions - len(request.tokens))
 
-    def _batch(self, rows: int) -> Batch:
-        return Batch(self.target, self.draft, self.how, rows, self.detokenise, self.scheduler, self.observe)
+    def running(self) -> Batch:
+        """An empty batch for a caller that lets requests in and out itself (`Batch.admit`, `step`, `drop`).
 
-    def _learn_costs(self, requests: Sequence[Request]) -> None:
+        A request must have passed `check`; a hardware-aware schedule needs `learn_costs` first.
+        """
+        return self._batch([])
+
+    def _batch(self, requests: Sequence[Request], rows: int | None = None) -> Batch:
+        """An empty batch for these requests."""
+        rows = rows or self.max_batch_size
+        return Batch(
+            self.target,
+            self.draft,
+            self.how,
+            rows,
+            self.detokenise,
+            self.scheduler,
+            self.observe,
+            FixedShape.of(self.target, self.how, rows, requests, self.draft is None),
+        )
+
+    def learn_costs(self, requests: Sequence[Request]) -> None:
         """The cost table that a hardware-aware schedule needs, for contexts like that of the middle request."""
         scheduler = self.scheduler
         if not requests or self.draft is None or scheduler is None or scheduler.schedule.kind != "hardware":

@@ -15,8 +15,8 @@ from deepspec.errors import UserError
 
 def check_sampling(sampling: Sampling) -> None:
     """UserError for settings no distribution follows from."""
-    if sampling.temperature < 0:
-        raise UserError(f"temperature is {sampling.temperature}; it must be 0 (greedy) or more.")
+    if not 0 <= sampling.temperature < float("inf"):
+        raise UserError(f"temperature is {sampling.temperature}; it must be 0 (greedy) or more, and finite.")
     if not 0 < sampling.repetition_penalty < float("inf"):
         raise UserError(
             f"repetition_penalty is {sampling.repetition_penalty}; it must be more than 0 (1 = off)."
@@ -87,7 +87,8 @@ def _distribution(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits.masked_fill(logits < least, -torch.inf)
     if sampling.top_p < 1:
         ordered, index = logits.sort(dim=-1, descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        shares = ordered.softmax(-1)
+        before = shares.cumsum(-1) - shares
         drop = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, index, before >= sampling.top_p)
         logits = logits.masked_fill(drop, -torch.inf)
     if sampling.min_p > 0:

@@ -17,6 +17,8 @@ KINDS = ("fixed", "threshold", "hardware")
 class Schedule:
     """kind: "fixed" verifies what was drafted; "threshold" all before the first confidence below
     `confidence_threshold`; "hardware" as many as raise the expected tokens a second (`schedule.LevelAdmission`).
+    For a draft without confidences, acceptance at each position over past rounds stands in for them
+    (`estimate.Acceptance`, which begins at 0.9): K then follows what was accepted lately.
     max_candidates: the most that the last two verify. fallback: plain rounds while speculation loses.
     utilization_threshold: while the device is busier than this (0..1), "threshold" whatever the kind.
     temperatures: of the draft's confidences by position, as calibration found them; none = taken as they are.

@@ -8,7 +8,8 @@ import torch
 
 from deepspec.decoding.control import RoundControl
 from deepspec.decoding.request import Request
-from deepspec.drafts.contract import Beginning, Committed, DraftContext, Drafter
+from deepspec.decoding.trees import longest_path, size_of
+from deepspec.drafts.contract import Beginning, Committed, DraftContext, Drafter, DynamicTree, StaticTree
 from deepspec.target import Target, chain
 
 Step = Callable[[], None]
@@ -39,9 +40,16 @@ def verify_steps(target: Target, text: Sequence[int], longest: int, rows: int = 
 
 
 def draft_steps(
-    target: Target, draft: Drafter, text: Sequence[int], request: Request, committed: int, rows: int = 1
+    target: Target,
+    draft: Drafter,
+    text: Sequence[int],
+    request: Request,
+    committed: int,
+    rows: int = 1,
+    tree: StaticTree | DynamicTree | None = None,
 ) -> Callable[[int], Step]:
-    """j → a step in which the draft proposes j tokens after `text` and takes in `committed` ones.
+    """j → a step in which the draft proposes j tokens after `text` and takes in `committed` ones; with `tree` it
+    proposes that, whatever j.
 
     Its state grows by them at every step, as in decoding. rows: as many copies of the text, side by side.
     """
@@ -55,13 +63,14 @@ def draft_steps(
 
     @torch.inference_mode()
     def of(j: int) -> Step:
-        room = context + 1 + j + 64 * committed
+        most = j if tree is None else longest_path(tree)
+        room = context + 1 + (j if tree is None else size_of(tree)) + 64 * committed
         state = None
         for _ in range(rows):
             begun = draft.begin(Beginning(DraftContext(target), tokens, features, room, rows))
             state = draft.join(state, begun)
-        control = RoundControl([request] * rows, [1] * rows, j)
-        count = min(committed, j + 1)
+        control = RoundControl([request] * rows, [1] * rows, most, tree)
+        count = min(committed, most + 1)
         new = features[:, -1:].repeat(rows, count, 1)
 
         @torch.inference_mode()

@@ -1,7 +1,7 @@
 """What passes between the steps of a round: how it is to go, what the target reads, what came of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,12 +14,15 @@ from deepspec.target import Layout
 
 @dataclass(frozen=True)
 class How:
-    """How a round drafts and judges. k: drafted tokens of a chain. tree: None = a chain. See `Engine`."""
+    """How a round drafts and judges. k: drafted tokens of a chain. tree: None = a chain. exact, compile: see
+    `Engine`."""
 
     k: int = 5
     rule: str = "auto"
     tree: StaticTree | DynamicTree | None = None
     sampled_children: bool = False
+    exact: bool = False
+    compile: bool = False
 
     @property
     def longest(self) -> int:
@@ -48,7 +51,8 @@ class Trial:
 class Outcome:
     """A round's result on the host, a Python value a row. tokens: the accepted ones, then the target's own.
     deepest: the longest path that was verified. path: [B, N+1] on the device, which of `Trial.tokens` stay in
-    the target's state (None: the first ones). confidence: of a chain's tokens; empty where the draft gave none."""
+    the target's state (None: the first ones, of a chain or a tree). confidence: of a chain's tokens; empty where the
+    draft gave none."""
 
     tokens: list[list[int]]
     broken: list[bool]
@@ -62,3 +66,18 @@ class Outcome:
 
 
 Observe = Callable[[list[Row], Trial, Tensor], None]
+
+
+def narrowed(proposal: Proposal, width: int) -> Proposal:
+    """Its first `width` tokens."""
+    if width == proposal.tokens.shape[1]:
+        return proposal
+    by_node = proposal.q is not None and proposal.q_row is None
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:, :width],
+        parents=proposal.parents[:, :width] if proposal.parents is not None and width else None,
+        q=proposal.q[:, :width] if proposal.q is not None and by_node else proposal.q,
+        q_row=None if proposal.q_row is None else proposal.q_row[:, :width],
+        confidence=None if proposal.confidence is None else proposal.confidence[:, :width],
+    )

@@ -70,6 +70,7 @@ class BlockConfig(PreTrainedConfig):
         head: str = "frozen",
         mask_token: int | None = None,
         confidence: bool = False,
+        confidence_bias: bool = False,
         **shape: Any,
     ) -> None:
         self.hidden_size = hidden_size
@@ -84,6 +85,7 @@ class BlockConfig(PreTrainedConfig):
         self.head = head
         self.mask_token = mask_token
         self.confidence = confidence
+        self.confidence_bias = confidence_bias
         super().__init__(**shape)
 
 
@@ -97,8 +99,10 @@ class BlockState:
 
 
 class BlockDraft(TrainableDraft):
+    one_pass = True
     config_class: Any
     base_model_prefix = "draft"
+    inherited = (*TrainableDraft.inherited, "confidence_bias")
     first_slot: ClassVar[int]  # the one that predicts t_{a+1}
     layers: Any  # nn.ModuleList of DecoderLayer
     target_ids: (
@@ -115,7 +119,9 @@ class BlockDraft(TrainableDraft):
         rows = config.draft_vocab_size or config.vocab_size
         self.lm_head = nn.Linear(hidden, rows, bias=False) if config.head == "trained" else None
         self.mask = MaskToken(hidden, config.mask_token)
-        self.confidence_head = ConfidenceHead(hidden, self.previous_width) if config.confidence else None
+        self.confidence_head = (
+            ConfidenceHead(hidden, self.previous_width, config.confidence_bias) if config.confidence else None
+        )
         self.rotary = Rotary(config)
         ids = torch.arange(config.draft_vocab_size) if config.draft_vocab_size else None
         self.register_buffer("target_ids", ids)

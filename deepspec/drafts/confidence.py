@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 
 class ConfidenceHead(nn.Module):
-    """hidden, extra: widths of h and e."""
+    """hidden, extra: widths of h and e. bias: a constant beside them, which drafts of other trainers have."""
 
-    def __init__(self, hidden: int, extra: int) -> None:
+    def __init__(self, hidden: int, extra: int, bias: bool = False) -> None:
         super().__init__()
-        self.proj = nn.Linear(hidden + extra, 1, bias=False)
-        nn.init.zeros_(self.proj.weight)  # one half everywhere until something is known
+        self.proj = nn.Linear(hidden + extra, 1, bias=bias)
+        for parameter in self.proj.parameters():
+            nn.init.zeros_(parameter)  # one half everywhere until something is known
 
     def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """h [..., hidden] and e [..., extra] → raw logits [...]; a sigmoid makes them probabilities."""

@@ -222,8 +222,17 @@ class TrainableDraft(PreTrainedModel):
     """
 
     needs_features = True
+    one_pass: ClassVar[bool] = False  # drafts all tokens of a chain in one forward; else one in each
+    # How many positions before its anchor a draft reads features of, in training; None: all of its document.
+    feature_reach: ClassVar[int | None] = None
     # Drafts of other families that this one may start from: model_type → prefixes of the tensors they lack.
     init_conversions: ClassVar[dict[str, tuple[str, ...]]] = {}
+    # Settings that no option says: a fresh draft has its target's, or none, and one that starts from a saved draft
+    # (`draft.init_from`) takes that draft's.
+    inherited: ClassVar[tuple[str, ...]] = (
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+        *("rope_parameters", "max_position_embeddings"),
+    )
 
     @property
     @abstractmethod
@@ -239,6 +248,10 @@ class TrainableDraft(PreTrainedModel):
     def capture_layers(self) -> list[int]:
         """Target layers whose outputs are the features, 0-based, ascending."""
         return list(self.config.capture_layers)
+
+    def steps_at(self, progress: float) -> int | None:
+        """How many draft steps to unroll (`DraftBatch.steps`) when so much of the training, 0 … 1, is done."""
+        return None
 
     @abstractmethod
     def forward(self, batch: DraftBatch) -> DraftLoss:

@@ -5,11 +5,18 @@ the layers know of the context and of the other slots. No slot knows which token
 Loss: cross-entropy with the text, weighted by w_k = exp(−(k−1)/γ).
 """
 
+from typing import Any
+
 from deepspec.drafts.block import BlockConfig, BlockDraft
 
 
 class DFlashConfig(BlockConfig):
     model_type = "deepspec_dflash"
+
+    def __init__(
+        self, **block: Any
+    ) -> None:  # without one, transformers makes it a dataclass, without our defaults
+        super().__init__(**block)
 
 
 class DFlashDraft(BlockDraft):

@@ -9,7 +9,8 @@ adds a bias from the token before, x_{k−1} = t_{a+k−1} (drawn in decoding, t
              s_k = σ(W_g z) ⊙ s_{k−1} + (1 − σ(W_g z)) ⊙ tanh(W_c z)
     c_k = σ(wᵀ[h_k; W1[x_{k−1}]])                                            confidence that x_k is accepted
 
-W1 has a row for every token of the target, W2 a column for every token of the draft. Loss, with w_k = exp(−(k−1)/γ):
+W1 has a row for every token of the target, W2 a column for every token of the draft; with r = 0 there is no such head,
+and the draft is a DFlash whose first slot predicts too. Loss, with w_k = exp(−(k−1)/γ):
 
     0.1 · CE(text) + 0.9 · ‖q_k − p_k‖₁ + 1.0 · BCE(c_k, c*_k),   c*_k = 1 − ½ ‖q_k − p_k‖₁
 
@@ -71,8 +72,11 @@ class DSparkDraft(BlockDraft):
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__(config)
         sizes = (config.vocab_size, config.draft_vocab_size or config.vocab_size, config.rank)
-        if config.sequential == "rnn":
-            self.markov_head: MarkovHead = RNNHead(*sizes, config.hidden_size)
+        self.markov_head: MarkovHead | None
+        if config.rank == 0:
+            self.markov_head = None
+        elif config.sequential == "rnn":
+            self.markov_head = RNNHead(*sizes, config.hidden_size)
         else:
             self.markov_head = MarkovHead(*sizes)
         self.post_init()
@@ -93,10 +97,17 @@ class DSparkDraft(BlockDraft):
     def follow(
         self, target: TargetModel, hidden: Tensor, previous: Tensor, memory: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if self.markov_head is None:
+            return (
+                None,
+                None if self.confidence_head is None else self.confidence_head(hidden, hidden[..., :0]),
+                None,
+            )
         row = self.markov_head.markov_w1(previous)
         latent, memory = self.markov_head(row, hidden, memory)
         confidence = None if self.confidence_head is None else self.confidence_head(hidden, row)
         return latent, confidence, memory
 
     def bias(self, latent: Tensor) -> Tensor:
+        assert self.markov_head is not None  # `follow` gives no latent without it
         return self.markov_head.markov_w2(latent)

@@ -10,7 +10,7 @@ Each further step has the row's own h in place of g (`recursive.py` runs the ste
 Loss Σ_s decay^s · cross-entropy against the target's distribution (`soft_ce`).
 EAGLE-3.1: `norm_layers` normalises each captured layer before `fc`, `normalised_feedback` feeds norm(h) back.
 Drafts of other trainers may also have one norm over all captured layers (`norm_features`) or a residual stream that
-starts from norm(g) (`norm_residual`); here nothing trains such a draft from scratch.
+starts from norm(g) (`norm_residual`); here nothing trains such a draft from scratch, but one may be trained further.
 """
 
 from typing import Any
@@ -62,6 +62,7 @@ class Eagle3Layer(DecoderLayer):
 
 class Eagle3Draft(RecursiveDraft):
     config_class = Eagle3Config
+    inherited = (*RecursiveDraft.inherited, "norm_residual", "norm_features", "head_norms")
     fc_norm: Any  # nn.ModuleList or None
     input_norm: nn.RMSNorm | None
     lm_head: nn.Linear | None

@@ -92,8 +92,10 @@ class MedusaState:
 
 
 class MedusaDraft(TrainableDraft):
+    one_pass = True
     config_class = MedusaConfig
     base_model_prefix = "draft"
+    feature_reach = 1
     heads: Any  # nn.ModuleList of MedusaHead
     confidence_head: ConfidenceHead | None
     target_ids: Tensor | None

@@ -40,6 +40,7 @@ class PEagleConfig(Eagle3Config):
 
 
 class PEagleDraft(Eagle3Draft):
+    one_pass = True
     config_class: Any = PEagleConfig
     init_conversions: ClassVar[dict[str, tuple[str, ...]]] = {"deepspec_eagle3": ("mask.", "mask_hidden")}
 

@@ -57,6 +57,7 @@ class RecursiveConfig(PreTrainedConfig):
         capture_layers: Sequence[int] = (0,),
         num_layers: int = 1,
         ttt_steps: int = 5,
+        ttt_ramp: float = 0.0,
         step_weights: str = "decay",
         step_decay: float = 0.8,
         confidence: bool = False,
@@ -69,6 +70,7 @@ class RecursiveConfig(PreTrainedConfig):
         self.capture_layers = list(capture_layers)
         self.num_layers = num_layers
         self.ttt_steps = ttt_steps
+        self.ttt_ramp = ttt_ramp
         self.step_weights = step_weights
         self.step_decay = step_decay
         self.confidence = confidence
@@ -114,6 +116,7 @@ class RecursiveDraft(TrainableDraft):
             draft_vocab_size=None if target_ids is None else len(target_ids),
             num_layers=options.layers,
             ttt_steps=options.ttt_steps,
+            ttt_ramp=options.ttt_ramp,
             step_weights=options.step_weights,
             step_decay=options.step_decay,
             confidence=options.confidence,
@@ -168,6 +171,12 @@ class RecursiveDraft(TrainableDraft):
     def loss_parts(self) -> tuple[str, ...]:
         own = (*WITHOUT_CONFIDENCE, *self.own_parts)
         return (*own, "confidence") if self.confidence_head is not None else own
+
+    def steps_at(self, progress: float) -> int | None:
+        """1 … `ttt_steps` − 1 in equal parts of the ramp, then all."""
+        if progress >= self.config.ttt_ramp:
+            return None
+        return 1 + int(progress / self.config.ttt_ramp * (self.config.ttt_steps - 1))
 
     def forward(self, batch: DraftBatch) -> DraftLoss:
         """Unroll `batch.steps` draft steps on every row; see the module's docstring."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from deepspec.drafts.options import check_choices
 from deepspec.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ def untrained_draft(options: Any) -> "Drafter | None":
 def check_options(options: Any) -> None:
     """`UserError` for hyper-parameters that no target makes right; bounds of numbers are the configuration's.
 
-    An option class says the rest in a method `check()`, if there is more to say.
+    An option class says what is between its options in a method `check()`, if there is anything.
     """
     known = DRAFTS | UNTRAINED
     if options.algorithm not in known:
         raise UserError(
             f"draft.algorithm is {options.algorithm!r}; it must be one of {', '.join(sorted(known))}."
         )
+    check_choices(options)
     if hasattr(options, "check"):
         options.check()
 
@@ -92,6 +94,11 @@ def new_draft(options: Any, target: Any, target_ids: "Tensor | None") -> "Traina
     draft = _named(DRAFTS[options.algorithm][1]).from_target(options, target, target_ids)
     target.check_layers(draft.capture_layers)
     return draft
+
+
+def layers_copied(options: Any, count: int) -> int:
+    """How many of the target's `count` decoder layers, from the first, must be there to make a fresh draft."""
+    return options.layers_copied(count) if hasattr(options, "layers_copied") else 1
 
 
 def _named(place: str) -> type[Any]:

@@ -130,17 +130,23 @@ def calibrate(records: Sequence[PromptRecord], key: str) -> Calibration | None:
 def store(folder: Path, calibration: Calibration) -> None:
     """Put the temperatures into the configuration of the draft in `folder`, under their key, where schedules look.
 
-    The artifact's manifest is brought up to date with it.
+    The artifact's manifest is brought up to date with it. Killed in between, or on a full disk, the file is without
+    a sum for a while, never with a wrong one: the draft would count as damaged.
     """
     path = folder / "config.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     known = content.get("confidence_temperatures") or {}
     temperatures = [round(t, 4) for t in calibration.temperatures]
-    write_json(path, content | {"confidence_temperatures": known | {calibration.key: temperatures}})
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    others = {name: one for name, one in manifest.get(SUMS, {}).items() if name != path.name}
     if SUMS in manifest:
-        manifest[SUMS][path.name] = file_sha256(path)
-        write_json(folder / MANIFEST, manifest)
+        write_json(folder / MANIFEST, manifest | {SUMS: others})
+    write_json(path, content | {"confidence_temperatures": known | {calibration.key: temperatures}})
+    if SUMS in manifest:
+        sum_of_file = file_sha256(path)
+        write_json(
+            folder / MANIFEST, manifest | {SUMS: dict(sorted({**others, path.name: sum_of_file}.items()))}
+        )
 
 
 def _table(rounds: Rounds, temperatures: Sequence[float]) -> list[Reliability]:

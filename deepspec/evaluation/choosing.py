@@ -16,7 +16,7 @@ from deepspec.evaluation.result import Baseline, SweepPoint
 from deepspec.evaluation.statistics import null
 from deepspec.evaluation.subject import Subject
 from deepspec.evaluation.summary import summarise
-from deepspec.evaluation.ways import plain_way, speculative_way
+from deepspec.evaluation.ways import configured_way, plain_way
 from deepspec.target import Target
 
 BASELINE_PROMPTS = 4  # enough, with so many tokens each, to tell which plain decoding is the fastest;
@@ -46,7 +46,9 @@ class Chooser:
         sweep, k = self._sweep()
         baselines, ways = self._baselines()
         chosen = next(baseline for baseline in baselines if baseline.chosen)
-        if (chosen.decoder, chosen.dtype) == (OURS, self.subject.dtype):
+        # with decode.exact the main run's plain decoding is another, and slower, than this one
+        ours = (chosen.decoder, chosen.dtype) == (OURS, self.subject.dtype) and not self.config.decode.exact
+        if ours or not ways:
             return Decision(k, sweep, baselines, None), None
         return (
             Decision(k, sweep, baselines, [chosen.decoder, chosen.dtype]),
@@ -59,7 +61,7 @@ class Chooser:
             return [], self.k
         target, draft, decode = self.subject.target, self.subject.draft, self.config.decode
         arms = {PLAIN: plain_way(target)} | {
-            str(k): speculative_way(target, draft, decode, k) for k in self.ks
+            str(k): configured_way(target, draft, decode, k) for k in self.ks
         }
         results = measure(self.sweep_prompts, arms, self.plan, self.hooks("choosing K"))
         points = []

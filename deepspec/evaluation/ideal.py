@@ -20,16 +20,19 @@ class StepClock:
     """Times bare steps in turns with the decodings of a run, a few after each prompt: what the machine is like
     then, it is like for both, and their ratio does not depend on it.
 
-    k: most drafted tokens of a round. prompts: how many the run has.
+    k: most drafted tokens of a round. prompts: how many the run has. whole: a round drafts and reads all k or
+    none, as of a tree.
     """
 
-    def __init__(self, k: int, prompts: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, k: int, prompts: int, clock: Callable[[], float] = time.perf_counter, whole: bool = False
+    ) -> None:
         self.k, self.clock = k, clock
         self.every = max(1, -(-prompts // MOST_PROMPTS))
         self.samples = max(1, -(-LEAST_SAMPLES // max(1, prompts // self.every)))
         self.contexts: list[int] = []
-        self.verified: dict[int, list[float]] = {n: [] for n in lengths(k + 1)}
-        self.drafted: dict[int, list[float]] = {j: [] for j in lengths(k)}
+        self.verified: dict[int, list[float]] = {n: [] for n in ([1, k + 1] if whole else lengths(k + 1))}
+        self.drafted: dict[int, list[float]] = {j: [] for j in ([k] if whole else lengths(k))}
 
     def wants(self, number: int) -> bool:
         """Whether steps are timed after prompt `number` (0-based)."""

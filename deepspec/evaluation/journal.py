@@ -20,6 +20,11 @@ FOLDER = "partial"
 DECISION = "decision.json"
 
 
+def remove(folder: Path) -> None:
+    """Forget what is partial beside the result in `folder`."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
 @dataclass
 class Decision:
     """Made once, for all processes and for whoever goes on. fastest: (decoder, dtype) of the third way, if any."""
@@ -60,7 +65,9 @@ class Journal:
     def decision(self) -> Decision | None:
         """What was decided before the main run; None if nothing was."""
         path = self.folder / DECISION
-        return self._build(Decision, path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        return self._build(Decision, path.read_text(encoding="utf-8", errors="replace"))
 
     def decide(self, decision: Decision) -> None:
         """Keep it for all."""
@@ -72,7 +79,7 @@ class Journal:
 
     def remove(self) -> None:
         """The result is written: nothing is partial any more."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder.parent)
 
     def _build(self, kind: Any, text: str) -> Any:
         try:

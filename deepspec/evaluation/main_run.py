@@ -43,13 +43,14 @@ class MainRun:
     def records(
         self, prompts: Sequence[Prompt], journal: Journal, wait: Callable[[], None], hooks: Hooks
     ) -> list[PromptRecord]:
-        """Measure what the journal does not have, each conversation by one process; then all records, in order."""
+        """Measure what the journal does not have, each conversation by one process; then all records, in order, to
+        the first process (it removes the journal when it has them)."""
         done = journal.records()
         self.resumed = len(done)
         wait()  # all must see the same prompts as left
         left = [(number, prompt) for number, prompt in enumerate(prompts) if self._open(prompt, done)]
         mine = [pair for place, pair in enumerate(left) if journal.mine(place)]
-        self.steps = StepClock(self.k, len(mine))
+        self.steps = StepClock(self._read, len(mine), whole=self.tree is not None)
         if mine:
             warm_up(prompts, self.arms, self.plan, hooks)
         for place, (number, prompt) in enumerate(mine):
@@ -57,6 +58,8 @@ class MainRun:
                 done[turn.id] = self._measured(turn, number, place, hooks)
                 journal.append(done[turn.id])
         wait()
+        if journal.rank:
+            return []
         done = journal.records()
         return [done[turn.id] for prompt in prompts for turn in self._turns(prompt, done) if turn.id in done]
 
@@ -78,13 +81,21 @@ class MainRun:
         hooks = replace(hooks, after=lambda _, results: self._time_steps(place, prompt, results))
         results = measure([prompt], self.arms, replace(self.plan, warmup=0), hooks, first=number)
         greedy = self.plan.sampling.temperature == 0
-        read = self.k if self.tree is None else size_of(self.tree)
-        proof = logits_two_ways(self.target, read, self.plan.sampling.repetition_penalty) if greedy else None
+        proof = (
+            logits_two_ways(self.target, self._read, self.plan.sampling.repetition_penalty)
+            if greedy
+            else None
+        )
         (record,) = records([prompt], results, self._text, proof)
         if self.vocabulary is not None:
             for decoding in record.speculative:
                 decoding.outside = [i for i, t in enumerate(decoding.tokens) if t not in self.vocabulary]
         return record
+
+    @property
+    def _read(self) -> int:
+        """Drafted tokens that the target reads in a round at most."""
+        return self.k if self.tree is None else size_of(self.tree)
 
     def _text(self, tokens: list[int]) -> str:
         if self.target.tokenizer is None:
@@ -95,12 +106,14 @@ class MainRun:
     def _time_steps(self, place: int, prompt: Prompt, results: Mapping[str, Result]) -> None:
         """Bare steps in the middle of the answer just decoded, for rounds like its own."""
         answer = results[SPECULATIVE]
-        if not answer.rounds or not self.steps.wants(place) or self.tree is not None:
-            return  # a tree's step times are not those of a chain of its depth
+        if not answer.rounds or not self.steps.wants(place):
+            return
         text = [*prompt.tokens, *answer.tokens[: (len(answer.tokens) + 1) // 2]]
         committed = max(1, round(sum(r.committed for r in answer.rounds) / len(answer.rounds)))
         self.steps.take(
-            verify_steps(self.target, text, self.k + 1),
-            draft_steps(self.target, self.draft, text, self.plan.request(prompt, 0), committed),
+            verify_steps(self.target, text, self._read + 1),
+            draft_steps(
+                self.target, self.draft, text, self.plan.request(prompt, 0), committed, tree=self.tree
+            ),
             context=len(text),
         )

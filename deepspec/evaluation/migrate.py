@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from deepspec.evaluation.detail import acceptance_detail
-from deepspec.evaluation.result import SCHEMA_VERSION, EvaluationResult
+from deepspec.evaluation.result import SCHEMA_VERSION, EvaluationResult, check_records
 from deepspec.evaluation.summary import summarise, summarise_result
 from deepspec.evaluation.typed_json import build
 
@@ -24,6 +24,7 @@ def migrated(content: dict[str, Any]) -> EvaluationResult:
         "categories": {},
     }
     result: EvaluationResult = build(EvaluationResult, kept)
+    check_records(result)
     result.summary, result.categories = summarise_result(result)
     result.detail = acceptance_detail(result.records, result.conditions.resamples, result.conditions.seed)
     return result

@@ -268,13 +268,29 @@ def save_result(result: EvaluationResult, path: Path) -> None:
     write_compact(path, asdict(result))
 
 
+def check_records(result: EvaluationResult) -> None:
+    """ValueError naming the first place where nothing was measured: every number of a result needs records."""
+    if not result.records:
+        raise ValueError("records is empty")
+    if result.conditions.resamples < 1:
+        raise ValueError(f"conditions.resamples is {result.conditions.resamples}")
+    for number, record in enumerate(result.records):
+        for way in ("plain", "speculative"):
+            if not getattr(record, way):
+                raise ValueError(f"records[{number}].{way} is empty")
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of a result")
+
+
 def load_result(path: Path) -> EvaluationResult:
     """Read a result file; UserError names the file and what is wrong with it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; `python -m deepspec.evaluate` writes it.") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested without end
         raise UserError(f"{path} is damaged or unreadable ({error}); evaluate again.") from error
     if not isinstance(content, dict) or "schema_version" not in content:
         raise UserError(f"{path} is not a result file of deepspec.evaluate: it has no `schema_version`.")
@@ -290,6 +306,8 @@ def load_result(path: Path) -> EvaluationResult:
             from deepspec.evaluation.migrate import migrated
 
             return migrated(content)
-        return build(EvaluationResult, content)
+        result = build(EvaluationResult, content)
+        check_records(result)
+        return result
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; evaluate again.") from error

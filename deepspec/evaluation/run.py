@@ -32,7 +32,7 @@ from deepspec.evaluation.resources import measure_resources
 from deepspec.evaluation.result import SCHEMA_VERSION, EvaluationResult, PromptRecord
 from deepspec.evaluation.subject import Papers, Subject
 from deepspec.evaluation.summary import summaries
-from deepspec.evaluation.ways import plain_way, speculative_way
+from deepspec.evaluation.ways import configured_way, plain_way
 
 
 def evaluate(
@@ -203,8 +203,9 @@ class _Evaluation:
 
     def _main(self, fastest: Decode | None) -> list[PromptRecord]:
         arms = {
-            PLAIN: plain_way(self.target),
-            SPECULATIVE: speculative_way(self.target, self.draft, self.config.decode, self.k),
+            # with decode.exact its text is what must come out, at the same shape of a forward
+            PLAIN: configured_way(self.target, None, self.config.decode, self.k),
+            SPECULATIVE: configured_way(self.target, self.draft, self.config.decode, self.k),
         }
         if fastest is not None:
             arms[FASTEST] = fastest

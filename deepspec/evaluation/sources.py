@@ -1,5 +1,6 @@
 """Where an evaluation's prompts come from: the data's held-out ones, a user's file, or named sets."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ def check_prompts(config: Config) -> None:
         raise UserError("evaluate.tasks and evaluate.prompts are both set: choose one of them.")
     if config.evaluate.prompts is not None:
         if not Path(config.evaluate.prompts).is_file():
-            raise UserError(f"evaluate.prompts: the file {config.evaluate.prompts} does not exist.")
+            raise UserError(f"evaluate.prompts: there is no file {config.evaluate.prompts}.")
         read_source(config, "")
 
 
@@ -87,6 +88,12 @@ def prompts_of(source: PromptSource, config: Config, target: Target) -> tuple[li
     if not kept:
         why = "; ".join(f"{count}: {reason}" for reason, count in excluded.items()) or "it is empty"
         raise UserError(f"{source.path} has no prompt that can be evaluated ({why}).")
+    twice = [name for name, count in Counter(prompt.id for prompt in kept).items() if count > 1]
+    if twice:  # records are kept by it, and one would stand for both
+        raise UserError(
+            f"{source.name}: two prompts have the id {twice[0]!r}. Give them ids of their own, and name no set or file "
+            "twice."
+        )
     return kept, excluded
 
 

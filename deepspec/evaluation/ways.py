@@ -14,8 +14,8 @@ def plain_way(target: Target, decoder: str = OURS) -> Decode:
     return _one(Engine(target)) if decoder == OURS else transformers_decode(target)
 
 
-def speculative_way(target: Target, draft: Drafter, decode: DecodeConfig, k: int) -> Decode:
-    """As configured, with K drafted tokens a round."""
+def configured_way(target: Target, draft: Drafter | None, decode: DecodeConfig, k: int) -> Decode:
+    """As configured, with K drafted tokens a round; without a draft, plain decoding as configured (decode.exact)."""
     return _one(Engine.configured(target, draft, decode, k))
 
 

@@ -45,6 +45,8 @@ def export(draft: TrainableDraft, target: Target, subject: Subject, folder: Path
         (new / "config.json").write_text(json.dumps(checkpoint.config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}
         save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.save_pretrained(new)
         again, _ = read(new, target)
         check_same(draft, again, target, f"The draft exported to {folder}")
         text = card(replace(subject, notes=checkpoint.notes))

@@ -1,6 +1,7 @@
 """The model card of an export: what it is, what was measured, how it is served."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,16 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from deepspec.artifacts import SUMS
 from deepspec.evaluation.result import EvaluationResult, Metric
 from deepspec.target.builtin import SHA256
+from deepspec.target.load import BUILTIN as BUILTIN_PREFIX
+
+# P-EAGLE is vLLM's EAGLE-3 with its slots filled in one pass
+METHODS: dict[str, dict[str, Any]] = {
+    "standalone": {"method": "draft_model"},
+    "peagle": {"method": "eagle3", "parallel_drafting": True},
+}
+ALSO_VLLM = ("eagle3", "peagle", "dflash", "dspark")  # whose layout of speculators vLLM loads
+# of which SGLang is told how many steps to run; a block has its size in its configuration
+CHAINED = ("eagle", "eagle3", "standalone")
 
 # weights of a built-in target → its licence, which lies in no file of the folder made of it
 BUILTIN = {SHA256[:16]: "apache-2.0"}
@@ -18,8 +29,9 @@ BUILTIN = {SHA256[:16]: "apache-2.0"}
 
 @dataclass(frozen=True)
 class Subject:
-    """What a card is about. target: where an engine finds it; k: drafted tokens a round; notes: what the format
-    left behind; result: of this very draft, or None."""
+    """What a card is about. folder, target: where whoever serves finds the draft and its target, hub names or folders;
+    builtin: the target's name where deepspec makes its folder. k: drafted tokens a round; notes: what the format left
+    behind; result: of this very draft, or None."""
 
     name: str
     form: str
@@ -31,6 +43,7 @@ class Subject:
     manifest: dict[str, Any]
     notes: list[str]
     result: EvaluationResult | None
+    builtin: str | None = None
 
 
 def licence_of(path: str, identity: dict[str, Any]) -> str:
@@ -61,7 +74,7 @@ def card(subject: Subject) -> str:
 
 def _front(subject: Subject) -> str:
     lines = [f"license: {json.dumps(subject.licence)}", "library_name: transformers"]
-    if not Path(subject.target).is_dir():
+    if subject.builtin is None and not Path(subject.target).is_dir():
         lines.append(f"base_model: {json.dumps(subject.target)}")
     tags = ["speculative-decoding", "draft-model", subject.algorithm, f"deepspec-{subject.form}"]
     return "\n".join(["---", *lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
@@ -112,27 +125,41 @@ def _number(metric: Metric) -> str:
     return f"{metric.value:.2f} ({metric.low:.2f} to {metric.high:.2f})"
 
 
-def serving_commands(form: str, algorithm: str, target: str, folder: str, k: int) -> list[str]:
-    """The shell commands that serve `target` with the draft in `folder`, for the formats that engines load."""
-    if form in ("vllm", "speculators"):
-        settings = {"method": algorithm, "model": folder, "num_speculative_tokens": k}
-        return [f"vllm serve {target} --speculative-config '{json.dumps(settings)}'"]
-    if form == "sglang":
-        name = {"eagle3": "EAGLE3", "eagle": "EAGLE"}.get(algorithm, algorithm.upper())
+def serving_commands(subject: Subject) -> list[str]:
+    """The shell commands that serve the target with the draft, for the formats that engines load.
+
+    A built-in target has no name that engines know, and its folder lies elsewhere on every machine: deepspec says it.
+    """
+    target, folder, k = shlex.quote(subject.target), shlex.quote(subject.folder), subject.k
+    found = []
+    if subject.builtin is not None:
+        ask = (
+            f"from deepspec.target.builtin import builtin_folder; print(builtin_folder({subject.builtin!r}))"
+        )
+        found, target = [f'TARGET=$(python -c "{ask}" | tail -n 1)'], '"$TARGET"'
+    if subject.form == "vllm" or (subject.form == "speculators" and subject.algorithm in ALSO_VLLM):
+        settings = {**METHODS.get(subject.algorithm, {"method": subject.algorithm}), "model": subject.folder}
+        text = json.dumps({**settings, "num_speculative_tokens": k})
+        return [*found, f"vllm serve {target} --speculative-config {shlex.quote(text)}"]
+    if subject.form == "sglang":
+        steps = (
+            f" --speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}"
+        )
         return [
-            f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {name} "
-            f"--speculative-draft-model-path {folder} --speculative-num-steps {k} --speculative-eagle-topk 1 "
-            f"--speculative-num-draft-tokens {k + 1}"
+            *found,
+            f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {subject.algorithm.upper()} "
+            f"--speculative-draft-model-path {folder}" + (steps if subject.algorithm in CHAINED else ""),
         ]
     return []
 
 
 def _serving(subject: Subject) -> list[str]:
-    commands = serving_commands(subject.form, subject.algorithm, subject.target, subject.folder, subject.k)
+    commands = serving_commands(subject)
     if subject.form == "hf":
+        target = subject.target if subject.builtin is None else BUILTIN_PREFIX + subject.builtin
         use = (
             "from deepspec import SpeculativeDecoder\n\n"
-            f"decoder = SpeculativeDecoder.from_pretrained({subject.target!r}, {subject.folder!r}, k={subject.k})\n"
+            f"decoder = SpeculativeDecoder.from_pretrained({target!r}, {subject.folder!r}, k={subject.k})\n"
             'print(decoder.generate("...", max_new_tokens=128))'
         )
         return [f"## Use\n\n```python\n{use}\n```"]

@@ -8,15 +8,13 @@ DeepSpec (DeepSeek): five captured layers, head norms as in Qwen3, the whole voc
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from deepspec.drafts.contract import TrainableDraft
-from deepspec.drafts.eagle3 import Eagle3Config, Eagle3Draft
+from deepspec.drafts.eagle3 import Eagle3Draft
 from deepspec.errors import UserError
 from deepspec.interop.conversions import (
     from_layer_inputs,
-    from_offsets,
     published_layers,
     to_layer_inputs,
     to_offsets,
@@ -25,29 +23,38 @@ from deepspec.interop.conversions import (
 from deepspec.interop.layout import (
     Checkpoint,
     Serving,
+    check_captured,
     check_embeddings,
+    check_layers,
     draft_shape_of,
     embeddings,
-    exported_tensors,
     llama_fields,
     loaded,
     refuse,
     scaled_by,
     speculators_settings,
+    take_vocabulary,
+    tensors_with_head,
 )
 from deepspec.target import Target
 
 # ---------------------------------------------------------------------- out
 
 
-def to_speculators(draft: Eagle3Draft, target: Target, serving: Serving) -> Checkpoint:
+def to_speculators(
+    draft: Eagle3Draft,
+    target: Target,
+    serving: Serving,
+    kind: str = "eagle3",
+    architecture: str = "Eagle3Speculator",
+) -> Checkpoint:
     """The layout of speculators 0.9, which vLLM serves. `UserError` for a draft that it cannot carry."""
     config = draft.config
-    _check_layers(draft, target, "vLLM and speculators read the input of a layer")
-    tensors, notes = _tensors(draft, target)
+    check_layers(draft, target, "vLLM and speculators read the input of a layer")
+    tensors, notes = tensors_with_head(draft, target)
     vocab = {} if draft.target_ids is None else to_offsets(draft.target_ids, config.vocab_size)
     tensors |= {"embed_tokens.weight": embeddings(target).to(draft.dtype), **vocab}
-    settings = speculators_settings("eagle3", "Eagle3Speculator", draft, target, serving) | {
+    settings = speculators_settings(kind, architecture, draft, target, serving) | {
         "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "norm_before_residual": config.norm_residual,
@@ -63,7 +70,7 @@ def to_speculators(draft: Eagle3Draft, target: Target, serving: Serving) -> Chec
 def to_sglang(draft: Eagle3Draft, target: Target, serving: Serving) -> Checkpoint:
     """The layout of SGLang, which SafeAILab's own checkpoints share. `UserError` for what it cannot carry."""
     config = draft.config
-    _check_layers(draft, target, "SGLang captures what enters the layer after")
+    check_layers(draft, target, "SGLang captures what enters the layer after")
     refuse(
         "Export it with format=vllm",
         (config.num_layers > 1, "SGLang's loaders disagree on the second layer of an EAGLE-3 draft"),
@@ -75,7 +82,7 @@ def to_sglang(draft: Eagle3Draft, target: Target, serving: Serving) -> Checkpoin
         (_head_norms(draft), "SGLang's EAGLE-3 has no norms of queries and keys (Qwen3's)"),
         scaled_by(target),
     )
-    tensors, notes = _tensors(draft, target)
+    tensors, notes = tensors_with_head(draft, target)
     vocab = {} if draft.target_ids is None else to_offsets(draft.target_ids, config.vocab_size)
     settings = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -108,7 +115,7 @@ def to_deepspec(draft: Eagle3Draft, target: Target, serving: Serving) -> Checkpo
         (draft.target_ids is not None, "DeepSpec has no reduced vocabulary"),
         (norms, "DeepSpec's EAGLE-3 has neither the norms of EAGLE-3.1 nor those of speculators"),
     )
-    tensors, notes = _tensors(draft, target)
+    tensors, notes = tensors_with_head(draft, target)
     tensors["embed_tokens.weight"] = embeddings(target).to(draft.dtype)
     settings = target.config.to_dict() | llama_fields(
         draft, {"rope_parameters": dict(config.rope_parameters)}
@@ -126,40 +133,8 @@ def to_deepspec(draft: Eagle3Draft, target: Target, serving: Serving) -> Checkpo
     return Checkpoint(settings, tensors, notes)
 
 
-def _check_layers(draft: Eagle3Draft, target: Target, why: str) -> None:
-    last = target.num_layers - 1
-    reason = (
-        f"The draft reads the output of the target's last layer ({last}): {why}, and there is none behind it"
-    )
-    refuse(
-        "Train it with other draft.capture_layers (null takes a low, a middle and a high one)",
-        (last in draft.capture_layers, reason),
-    )
-
-
 def _head_norms(draft: Eagle3Draft) -> bool:
     return bool(getattr(draft.config, "head_norms", False))
-
-
-def _tensors(draft: Eagle3Draft, target: Target) -> tuple[dict[str, Tensor], list[str]]:
-    """With a head in any case: a frozen one is the target's rows."""
-    tensors, notes = exported_tensors(draft)
-    if draft.lm_head is None:
-        tensors["lm_head.weight"] = _frozen_head(draft, target).to(draft.dtype)
-    return tensors, notes
-
-
-def _frozen_head(draft: Eagle3Draft, target: Target) -> Tensor:
-    """The target's head as the matrix that formats carry; `UserError` where it does more than multiply by one."""
-    weight = target.model.get_output_embeddings().weight
-    rows = weight if draft.target_ids is None else weight[draft.target_ids.to(weight.device)]
-    # large enough to feel a soft cap
-    probe = torch.linspace(-16, 16, target.hidden_size, dtype=target.dtype, device=target.device)[None]
-    plain = (probe @ rows.T).float()
-    bare = (target.head(probe, draft.target_ids).float() - plain).norm() <= 2e-2 * plain.norm()
-    reason = f"The draft uses the head of {target.name} (draft.head=frozen), which scales, shifts or caps its logits"
-    refuse("The format has only a matrix. Train it with draft.head=trained", (not bool(bare), reason))
-    return rows.detach().cpu()
 
 
 def _renamed(tensors: Mapping[str, Tensor], prefix: str, other: str) -> dict[str, Tensor]:
@@ -172,8 +147,14 @@ def _renamed(tensors: Mapping[str, Tensor], prefix: str, other: str) -> dict[str
 # ---------------------------------------------------------------------- in
 
 
-def from_speculators(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> TrainableDraft:
-    """A draft in the layout of speculators → ours, for `target`."""
+def from_speculators(
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    target: Target,
+    kind: type[Eagle3Draft] = Eagle3Draft,
+    **more: Any,
+) -> TrainableDraft:
+    """A draft in the layout of speculators → ours, for `target`. more: settings of a `kind` of EAGLE-3."""
     layer = config.get("transformer_layer_config") or {}
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     if "norm_before_residual" not in config:
@@ -185,11 +166,13 @@ def from_speculators(config: dict[str, Any], tensors: dict[str, Tensor], target:
         layer,
         tensors,
         target,
+        kind,
         capture_layers=from_layer_inputs(ids) if ids else published_layers(target.num_layers),
         norm_residual=bool(config["norm_before_residual"]),
         norm_features=bool(config.get("norm_before_fc")),
         norm_layers=bool(config.get("fc_norm")),
         normalised_feedback=bool(config.get("norm_output")),
+        **more,
     )
 
 
@@ -229,35 +212,23 @@ def from_deepspec(config: dict[str, Any], tensors: dict[str, Tensor], target: Ta
 
 
 def _draft(
-    layer: Mapping[str, Any], tensors: dict[str, Tensor], target: Target, **settings: Any
+    layer: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    target: Target,
+    kind: type[Eagle3Draft] = Eagle3Draft,
+    **settings: Any,
 ) -> TrainableDraft:
-    layers = settings["capture_layers"]
-    if layers != sorted(set(layers)):
-        raise UserError(f"The draft reads the layers {layers}; only ascending ones are known here.")
-    target.check_layers(layers)
+    check_captured(settings["capture_layers"], target)
     shape = draft_shape_of(layer, target)
     tensors = dict(tensors)
     check_embeddings(tensors, target)
-    head = tensors.get("lm_head.weight")
-    d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
-    ids = None
-    if head is not None:
-        if d2t is not None:
-            ids = from_offsets(d2t, t2d, len(head), target.vocab_size)
-        elif len(head) >= target.vocab_size:
-            tensors["lm_head.weight"] = head[: target.vocab_size]  # rows behind it are padding
-        else:
-            raise UserError(
-                f"The draft's head has {len(head)} rows and there is no d2t to say of which tokens."
-            )
-    if ids is not None:
-        tensors["target_ids"] = ids
-    config = Eagle3Config(
+    ids = take_vocabulary(tensors, target)
+    config = kind.config_class(
         draft_vocab_size=None if ids is None else len(ids),
         num_layers=layer.get("num_hidden_layers") or 1,
-        head="frozen" if head is None else "trained",
+        head="trained" if "lm_head.weight" in tensors else "frozen",
         head_norms="layers.0.self_attn.q_norm.weight" in tensors,
         **settings,
         **shape,
     )
-    return loaded(Eagle3Draft(config), tensors, "the draft")
+    return loaded(kind(config), tensors, "the draft")

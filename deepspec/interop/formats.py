@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.errors import UserError
-from deepspec.interop import eagle, eagle3, mtp
+from deepspec.interop import block, eagle, eagle3, language_model, mtp, peagle
 from deepspec.interop.files import read_config, read_tensors
 from deepspec.interop.layout import Checkpoint, Serving
 from deepspec.target import Target
@@ -17,12 +17,36 @@ from deepspec.target import Target
 Write = Callable[[Any, Target, Serving], Checkpoint]
 Read = Callable[[dict[str, Any], dict[str, Tensor], Target], TrainableDraft]
 
+GGUF = "gguf"
 # format → model_type of our draft → what writes it. vLLM serves the layout of speculators.
 WRITERS: dict[str, dict[str, Write]] = {
-    "speculators": {"deepspec_eagle3": eagle3.to_speculators, "deepspec_mtp": mtp.to_speculators},
-    "vllm": {"deepspec_eagle3": eagle3.to_speculators, "deepspec_eagle": eagle.to_vllm},
-    "sglang": {"deepspec_eagle3": eagle3.to_sglang, "deepspec_eagle": eagle.to_sglang},
-    "deepspec": {"deepspec_eagle3": eagle3.to_deepspec},
+    "speculators": {
+        "deepspec_eagle3": eagle3.to_speculators,
+        "deepspec_mtp": mtp.to_speculators,
+        "deepspec_peagle": peagle.to_speculators,
+        "deepspec_dflash": block.to_speculators,
+        "deepspec_dspark": block.to_speculators,
+    },
+    "vllm": {
+        "deepspec_eagle3": eagle3.to_speculators,
+        "deepspec_eagle": eagle.to_vllm,
+        "deepspec_peagle": peagle.to_vllm,
+        "deepspec_dflash": block.to_vllm,
+        "deepspec_dspark": block.to_vllm,
+        "deepspec_standalone": language_model.to_folder,
+    },
+    "sglang": {
+        "deepspec_eagle3": eagle3.to_sglang,
+        "deepspec_eagle": eagle.to_sglang,
+        "deepspec_dflash": block.to_sglang,
+        "deepspec_dspark": block.to_sglang,
+        "deepspec_standalone": language_model.to_folder,
+    },
+    "deepspec": {
+        "deepspec_eagle3": eagle3.to_deepspec,
+        "deepspec_dflash": block.dflash_to_deepspec,
+        "deepspec_dspark": block.to_deepspec,
+    },
 }
 
 
@@ -37,6 +61,8 @@ class Known:
 def write(draft: TrainableDraft, form: str, target: Target, serving: Serving) -> Checkpoint:
     """`draft` in another project's layout; `UserError` with the reason and the nearest thing that works."""
     kind = str(draft.config.model_type)
+    if form == GGUF:
+        raise language_model.refuse_gguf(kind.removeprefix("deepspec_"))
     if kind not in WRITERS[form]:
         other = [name for name, known in WRITERS.items() if kind in known]
         raise UserError(
@@ -46,26 +72,44 @@ def write(draft: TrainableDraft, form: str, target: Target, serving: Serving) ->
     return WRITERS[form][kind](draft, target, serving)
 
 
+# speculators_model_type → what reads it
+SPECULATORS: dict[str, Known] = {
+    "eagle3": Known("EAGLE-3 of speculators", eagle3.from_speculators),
+    "peagle": Known("P-EAGLE of speculators", peagle.from_speculators),
+    "dflash": Known("DFlash of speculators", block.from_speculators),
+    "dspark": Known("DSpark of speculators", block.from_speculators),
+    "mtp": Known("MTP of speculators", mtp.from_speculators),
+}
+# the first of `architectures` → what reads it
+ARCHITECTURES: dict[str, Known] = {
+    "Qwen3Eagle3Model": Known("EAGLE-3 of DeepSpec", eagle3.from_deepspec),
+    "Qwen3DSparkModel": Known("DSpark or DFlash of DeepSpec", block.from_deepspec),
+    "DFlashDraftModel": Known("DFlash of its authors and SpecForge", block.from_authors),
+    "DSparkDraftModel": Known("DSpark of SpecForge", block.from_authors),
+}
+
+
 def recognise(config: dict[str, Any], names: set[str]) -> Known:
     """The layout of a checkpoint with this configuration and these tensors; `UserError` for an unknown one."""
     speculators = config.get("speculators_model_type")
     architecture = str((config.get("architectures") or [""])[0])
-    if speculators == "eagle3":
-        return Known("EAGLE-3 of speculators", eagle3.from_speculators)
-    if speculators == "mtp":
-        return Known("MTP of speculators", mtp.from_speculators)
-    if architecture == "Qwen3Eagle3Model":
-        return Known("EAGLE-3 of DeepSpec", eagle3.from_deepspec)
+    if speculators in SPECULATORS:
+        return SPECULATORS[speculators]
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture]
     if not speculators and any("midlayer." in name for name in names):
         return Known("EAGLE-3 of SafeAILab and SGLang", eagle3.from_sglang)
-    if not speculators and {"fc.weight", "layers.0.mlp.up_proj.weight"} <= {
-        name.removeprefix("model.") for name in names
-    }:
+    bare = {name.removeprefix("model.") for name in names}
+    eagle_has, block_has = {"fc.weight", "layers.0.mlp.up_proj.weight"}, "hidden_norm.weight"
+    if not speculators and eagle_has <= bare and block_has not in bare:
         return Known("EAGLE of SafeAILab", eagle.from_published)
+    if not speculators and architecture.endswith("ForCausalLM") and "fc.weight" not in bare:
+        return Known("a language model", language_model.from_folder)
     what = speculators or architecture or config.get("model_type") or "nothing that says what it is"
     raise UserError(
         f"The checkpoint is of no draft that can be brought over ({what}). Known are EAGLE-3 (SafeAILab, SpecForge, "
-        "AngelSlim, SGLang, speculators, DeepSpec), EAGLE (SafeAILab) and MTP (speculators)."
+        "AngelSlim, SGLang, speculators, DeepSpec), EAGLE (SafeAILab), DFlash (its authors, SpecForge, speculators, "
+        "DeepSpec), DSpark (SpecForge, speculators, DeepSpec), P-EAGLE and MTP (speculators), and language models."
     )
 
 

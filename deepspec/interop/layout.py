@@ -1,6 +1,6 @@
 """The two sides of every conversion: a checkpoint of another project, and a draft of ours."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from deepspec.drafts.contract import TrainableDraft
+from deepspec.drafts.layers import head_rows
 from deepspec.errors import UserError
-from deepspec.interop.conversions import FREE_OF_LENGTH, from_rope_fields
+from deepspec.interop.conversions import FREE_OF_LENGTH, from_offsets, from_rope_fields
 from deepspec.target import Target
 
 SPECULATORS = "0.9.0"  # the version of the package whose layout is written
@@ -20,11 +21,13 @@ CONFIDENCE = (
 
 @dataclass
 class Checkpoint:
-    """config: `config.json`. notes: what was left behind on the way, and what follows for whoever uses it."""
+    """config: `config.json`. notes: what was left behind on the way, and what follows for whoever uses it. tokenizer:
+    to lie beside it."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
+    tokenizer: Any = None
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,51 @@ def exported_tensors(draft: TrainableDraft) -> tuple[dict[str, Tensor], list[str
     """A draft's tensors under our names, without its vocabulary and confidence head; a note on the latter."""
     tensors = {name: tensor.detach().cpu() for name, tensor in draft.state_dict().items()}
     tensors.pop("target_ids", None)
-    notes = [CONFIDENCE] if tensors.pop("confidence_head.proj.weight", None) is not None else []
+    confidence = [name for name in tensors if name.startswith("confidence_head.")]
+    for name in confidence:
+        del tensors[name]
+    return tensors, [CONFIDENCE] if confidence else []
+
+
+def tensors_with_head(draft: Any, target: Target) -> tuple[dict[str, Tensor], list[str]]:
+    """`exported_tensors` with a head in any case: a frozen one is the target's rows."""
+    tensors, notes = exported_tensors(draft)
+    if draft.lm_head is None:
+        tensors["lm_head.weight"] = frozen_head(draft, target).to(draft.dtype)
     return tensors, notes
+
+
+def frozen_head(draft: Any, target: Target) -> Tensor:
+    """The target's head as the matrix that formats carry; `UserError` where it does more than multiply by one."""
+    rows = bare_head(target, draft.target_ids)
+    if rows is None:
+        raise UserError(
+            f"The draft uses the head of {target.name} (draft.head=frozen), which scales, shifts or caps its logits. The "
+            "format has only a matrix. Train it with draft.head=trained."
+        )
+    return rows
+
+
+def bare_head(target: Target, ids: Tensor | None) -> Tensor | None:
+    """[Vd, H] the target's head for these tokens, None where it does more than multiply by that matrix."""
+    rows = head_rows(target, ids)
+    # large enough to feel a soft cap
+    probe = torch.linspace(-16, 16, target.hidden_size, dtype=target.dtype, device=target.device)[None]
+    plain = (probe @ rows.T).float()
+    bare = (target.head(probe, ids).float() - plain).norm() <= 2e-2 * plain.norm()
+    return rows.cpu() if bool(bare) else None
+
+
+def check_layers(draft: TrainableDraft, target: Target, why: str) -> None:
+    """`UserError` for a draft that reads the output of the target's last layer, which engines do not give."""
+    last = target.num_layers - 1
+    reason = (
+        f"The draft reads the output of the target's last layer ({last}): {why}, and there is none behind it"
+    )
+    refuse(
+        "Train it with other draft.capture_layers (null takes a low, a middle and a high one)",
+        (last in draft.capture_layers, reason),
+    )
 
 
 def llama_fields(draft: TrainableDraft, rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +180,50 @@ def draft_shape_of(layer: Mapping[str, Any], target: Target) -> dict[str, Any]:
         "max_position_embeddings": target.max_positions if rope["rope_type"] in FREE_OF_LENGTH else positions,
         "rope_parameters": rope,
     }
+
+
+def mask_limit(draft: TrainableDraft) -> tuple[bool, str]:
+    """A limit for `refuse`, of all formats of drafts with open slots."""
+    learnt = draft.config.mask_token is None
+    return (
+        learnt,
+        "The draft has learnt a vector for its open slots (draft.mask_token=null), where engines embed a token",
+    )
+
+
+def take_mask_token(token: int | None, target: Target) -> int:
+    """The token of open slots; `UserError` unless the target has it."""
+    if token is None or not 0 <= token < target.vocab_size:
+        raise UserError(
+            f"The draft's mask_token_id is {token}; {target.name} has the tokens 0 to {target.vocab_size - 1}."
+        )
+    return token
+
+
+def check_captured(layers: Sequence[int], target: Target) -> None:
+    """`UserError` for captured layers that are out of order or not the target's."""
+    if list(layers) != sorted(set(layers)):
+        raise UserError(f"The draft reads the layers {list(layers)}; only ascending ones are known here.")
+    target.check_layers(layers)
+
+
+def take_vocabulary(tensors: dict[str, Tensor], target: Target) -> Tensor | None:
+    """`d2t` and `t2d` out of `tensors`, `target_ids` in; those ids [Vd], None for the whole vocabulary.
+
+    The head's rows behind the target's vocabulary are padding and go. `UserError` where they contradict each other.
+    """
+    d2t, t2d, head = tensors.pop("d2t", None), tensors.pop("t2d", None), tensors.get("lm_head.weight")
+    if head is None:
+        return None
+    if d2t is not None:
+        ids = from_offsets(d2t, t2d, len(head), target.vocab_size)
+        if ids is not None:
+            tensors["target_ids"] = ids
+        return ids
+    if len(head) < target.vocab_size:
+        raise UserError(f"The draft's head has {len(head)} rows and there is no d2t to say of which tokens.")
+    tensors["lm_head.weight"] = head[: target.vocab_size]
+    return None
 
 
 def check_embeddings(tensors: dict[str, Tensor], target: Target) -> None:

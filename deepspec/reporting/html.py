@@ -128,6 +128,7 @@ def render(result: EvaluationResult, file: str = "result.json", page: str = "rep
             calibration=_calibration(result),
             resources=words.resources(result),
             quality_rows=result.quality.rows if result.quality else [],
+            measures=words.measures(result.quality) if result.quality else [],
             **_figures(result),
         )
     )

@@ -91,7 +91,7 @@ def _quality(result: EvaluationResult) -> list[str]:
         for row in result.quality.rows
     ]
     head = ["metric", "prompts", "plain", "speculative", "difference"]
-    return ["## What the answers are worth", table(head, lines)]
+    return ["## What the answers are worth", table(head, lines), *words.measures(result.quality)]
 
 
 def _conditions(result: EvaluationResult) -> list[str]:

@@ -8,8 +8,9 @@ import csv
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from statistics import NormalDist
 
@@ -19,6 +20,7 @@ from deepspec.reporting.tables import csv_text
 
 HEAD = ("number", "prompt", "left", "right", "better")
 ANSWERS = ("left", "right", "same")
+SURE = 5000  # letters of an answer by which a sheet is known; a spreadsheet's cells end somewhere behind them
 
 
 @dataclass(frozen=True)
@@ -81,44 +83,62 @@ def sheet(found: Sequence[Pair]) -> str:
 
 
 def read_sheet(path: Path, found: Sequence[Pair]) -> dict[int, str]:
-    """Number of the pair → left, right or same; lines that were left empty are not in it.
+    """Number of the pair → left, right or same; lines that were left empty are not in it. found: the result's pairs.
 
-    UserError by line, and where the sheet's texts are not those of `found`: sides are drawn anew for every
-    measurement, and a sheet of another one would be read the wrong way round.
+    UserError by line, for a sheet of another result too: its sides are others, and nobody would see it.
     """
-    by_number = {pair.number: pair for pair in found}
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"The sheet {path} cannot be read ({error}).") from error
     said: dict[int, str] = {}
-    for place, line in enumerate(lines, start=1):
-        answer = (line.get("better") or "").strip().lower()
-        number = (line.get("number") or "").strip()
+    by_number = {pair.number: pair for pair in found}
+    for place, line in enumerate(_lines(path), start=1):
+        answer, number = line["better"].strip().lower(), line["number"].strip()
         if not answer:
             continue
-        if answer not in ANSWERS or not number.isdigit():
-            raise UserError(
-                f"{path}, pair {number or place}: `better` is {answer!r}; left, right or same is expected."
-            )
+        where = f"{path}, pair {number or place}"
+        if answer not in ANSWERS or not number.isdecimal():
+            raise UserError(f"{where}: `better` is {answer!r}; left, right or same is expected.")
         pair = by_number.get(int(number))
-        if pair is None or not (_alike(line, "left", pair.left) and _alike(line, "right", pair.right)):
-            raise UserError(f"{path}: pair {number} is not this result's. The sheet was made of another one.")
+        if pair is None:
+            raise UserError(f"{where}: this result has no such pair; the sheet is of another result.")
+        if any(
+            side in line and _letters(line[side]) != _letters(getattr(pair, side))
+            for side in ("left", "right")
+        ):
+            raise UserError(f"{where}: its answers are not this result's; the sheet is of another result.")
+        if pair.number in said:
+            raise UserError(f"{where}: it stands in the sheet twice; keep one of the lines.")
         said[pair.number] = answer
     if not said:
         raise UserError(f"{path}: nothing is filled in (`better`: left, right or same).")
     return said
 
 
-def _alike(line: Mapping[str, str | None], column: str, text: str) -> bool:
-    """Whether a cell is still the text: spreadsheets change white space and the sign before a formula."""
-    one, other = ("".join(words.split()).lstrip("'") for words in (line.get(column) or "", text))
-    return one == other
+def filled_in(path: Path) -> bool:
+    """Whether somebody has written into the sheet at `path`."""
+    return path.exists() and any(line["better"].strip() for line in _lines(path))
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    """The sheet's rows; of what spreadsheets save, commas, semicolons and tabs are read."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        table = csv.DictReader(
+            StringIO(text, newline=""), delimiter=max(",;\t", key=text.partition("\n")[0].count)
+        )
+        names, lines = table.fieldnames or (), list(table)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"The sheet {path} cannot be read ({error}). It must be CSV in UTF-8.") from error
+    if lacking := [name for name in ("number", "better") if name not in names]:
+        raise UserError(f"The sheet {path} has no column `{lacking[0]}` in its first line.")
+    return [{name: line[name] or "" for name in names} for line in lines]
+
+
+def _letters(text: str) -> str:
+    """What no spreadsheet changes of a text, as far as a cell of one is sure to go."""
+    return "".join(char for char in text if char.isalnum())[:SURE]
 
 
 def judge(found: Sequence[Pair], sheets: Sequence[dict[int, str]]) -> Verdict:
-    """Put together what people said about these pairs, each sheet as `read_sheet` gives it."""
+    """Put together what people said about these pairs (`read_sheet`)."""
     by_number = {pair.number: pair for pair in found}
     counts = Counter(
         "same" if said == "same" else (said == "left") == by_number[number].speculative_left

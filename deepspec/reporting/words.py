@@ -1,5 +1,6 @@
 """The result in words: what a person reads first, in the terminal and at the top of the page."""
 
+from deepspec.evaluation.quality.findings import Quality
 from deepspec.evaluation.quality.two_sample import TwoSample
 from deepspec.evaluation.result import Baseline, EvaluationResult, Metric, Summary
 
@@ -69,6 +70,19 @@ def alarm(result: EvaluationResult) -> str | None:
         f"Not lossless: {equality.unproven} of {equality.compared} greedy outputs differ from plain decoding "
         "and rounding does not explain it. Do not use these numbers."
     )
+
+
+# What our own measures of answers are; those of libraries and of the user have their own names.
+MEASURES = {
+    "repetition": "Repetition: the share of an answer's sequences of 4 tokens that occurred in the 128 tokens before.",
+    "solved": "Solved: the final answer is right, or the program passes its unit tests.",
+}
+
+
+def measures(quality: Quality) -> list[str]:
+    """What the measures in a table of qualities mean."""
+    shown = {row.metric for row in quality.rows}
+    return [meaning for name, meaning in MEASURES.items() if name in shown]
 
 
 def tau_words(result: EvaluationResult) -> str:

@@ -7,6 +7,7 @@ as more query rows of one head instead: [B, heads, T, d] → [B, kv_heads, group
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -25,9 +26,13 @@ def grouped_sdpa(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The library's attention interface: → ([B, T, heads, d], None)."""
+    """The library's attention interface: → ([B, T, heads, d], None). A float64 mask says to compute in float64."""
     heads, kv_heads = query.shape[1], key.shape[1]
-    if attention_mask is None or heads == kv_heads or kwargs.get("position_bias") is not None:
+    biased = kwargs.get("position_bias") is not None
+    if attention_mask is not None and attention_mask.dtype == torch.float64 != query.dtype and not biased:
+        mixed = attend_grouped(query.double(), key.double(), value.double(), attention_mask, scaling)
+        return mixed.to(query.dtype).transpose(1, 2).contiguous(), None
+    if attention_mask is None or heads == kv_heads or biased:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -50,6 +55,11 @@ def attend_grouped(
         folded, key, value, attn_mask=mask.repeat(1, 1, group, 1), scale=scale
     )
     return mixed.reshape(rows, heads, count, value.shape[-1])
+
+
+def attends_grouped(model: PreTrainedModel) -> bool:
+    """Whether the model attends through `grouped_sdpa`."""
+    return bool(model.config.get_text_config(decoder=True)._attn_implementation == NAME)
 
 
 def use_grouped_sdpa(model: PreTrainedModel) -> None:

@@ -16,12 +16,17 @@ class Layout:
     layers: those inside the window).
     C = T, unless a tree grows level by level: then the first C − T columns are nodes that earlier forwards have
     written behind the cached tokens, and `columns` [B, C] has the positions of all.
+    least_width: the attention reads at least so many columns, those behind the new tokens masked, so that its
+    shape can stay the same from round to round. wide: the attention computes in float64, in which the order of
+    its sums leaves no trace in a narrower result (`attention.grouped_sdpa`).
     """
 
     lengths: list[int]
     positions: Tensor
     visible: Tensor
     columns: Tensor | None = None
+    least_width: int = 0
+    wide: bool = False
 
     @property
     def written(self) -> int:
@@ -30,8 +35,8 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Columns of the attention: the longest row's cached tokens and the new ones."""
-        return max(self.lengths) + self.visible.shape[-1]
+        """Columns of the attention: the longest row's cached tokens and the new ones, or `least_width`."""
+        return max(self.least_width, max(self.lengths) + self.visible.shape[-1])
 
 
 def chain(lengths: list[int], count: int, device: torch.device) -> Layout:
@@ -49,10 +54,12 @@ def tree(lengths: list[int], parents: Tensor) -> Layout:
     position its depth gives.
     """
     rows, nodes = parents.shape
-    visible = torch.eye(nodes + 1, dtype=torch.bool, device=parents.device).repeat(rows, 1, 1)
-    index = torch.arange(rows, device=parents.device)
-    for node in range(nodes):
-        visible[:, node + 1] |= visible[index, parents[:, node] + 1]
+    reach = torch.eye(nodes + 1, device=parents.device).repeat(rows, 1, 1)
+    reach[:, 1:].scatter_(2, (parents + 1)[..., None], 1.0)
+    # Each squaring doubles the number of generations seen: a few small products, not one step a node.
+    for _ in range(nodes.bit_length()):
+        reach = (reach @ reach).clamp(max=1)
+    visible = reach > 0
     depth = visible.sum(-1) - 1
     starts = torch.tensor(lengths, device=parents.device)
     return Layout(lengths, starts[:, None] + depth, visible)
@@ -69,11 +76,12 @@ def additive_mask(layout: Layout, dtype: torch.dtype, window: int | None = None)
     device = layout.positions.device
     columns = torch.arange(layout.width, device=device)
     if len(set(layout.lengths)) == 1:  # every row starts at the same column: no gather needed
-        start = layout.lengths[0]
+        start, end = layout.lengths[0], layout.lengths[0] + count
         allowed = torch.ones(rows, tokens, layout.width, dtype=torch.bool, device=device)
-        allowed[:, :, start:] = layout.visible
+        allowed[:, :, start:end] = layout.visible
+        allowed[:, :, end:] = False
         column_positions = columns.repeat(rows, 1)
-        column_positions[:, start:] = new_positions
+        column_positions[:, start:end] = new_positions
     else:
         starts = torch.tensor(layout.lengths, device=device)
         new = columns[None, :] - starts[:, None]  # [B, W] which new token a column holds; negative = cached

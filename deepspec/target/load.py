@@ -2,9 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -15,9 +18,12 @@ from deepspec.config.schema import Dtype, TargetConfig
 from deepspec.errors import UserError
 from deepspec.target.builtin import builtin_folder
 from deepspec.target.dtype import probe_dtype
+from deepspec.target.edges import Edges, shallow
 from deepspec.target.model import Target
 
 BUILTIN = "builtin:"
+HUB_RETRIES = "huggingface_hub.utils._http"  # the logger that prints each of them
+Made = TypeVar("Made")
 CONFIGURATION = ("config.json", "generation_config.json")
 
 
@@ -27,24 +33,93 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     Errors: an unreachable hub name, a folder without a model, remote code that was not asked for, a family
     without decoder layers.
     """
+    model, tokenizer, _, path = _loaded(config)
+    target = _made(
+        config, lambda: Target(model, tokenizer, config.name, _identity(model, tokenizer, config, path))
+    )
+    target.check_layers(layers)
+    return target
+
+
+def load_edges(config: TargetConfig, first_layers: Callable[[int], int] = lambda count: 1) -> Edges:
+    """The target without its decoder layers: embedding, final norm and head, all that a draft trained on stored
+    features needs of it.
+
+    first_layers: how many layers there are → how many of the first ones are loaded, until `release_layers`; a fresh
+    draft may start from them.
+
+    Errors: as `load_target`.
+    """
+    model, tokenizer, model_config, path = _loaded(config, first_layers)
+    identity = _identity(model, tokenizer, config, path)
+    full = model_config.get_text_config(decoder=True)
+    identity["num_layers"] = full.num_hidden_layers
+    return _made(config, lambda: Edges(model, tokenizer, config.name, identity, full))
+
+
+def _loaded(
+    config: TargetConfig, first_layers: Callable[[int], int] | None = None
+) -> tuple[PreTrainedModel, Any, Any, str]:
+    """Model, tokenizer, the whole model's configuration, and where they lie."""
     transformers.utils.logging.disable_progress_bar()  # a local load takes seconds; the stages have their own bars
     path = _path(config)
     device = _device(config.device)
     common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    try:
-        model_config = AutoConfig.from_pretrained(path, **common)
-        tokenizer = AutoTokenizer.from_pretrained(path, **common)
-        _check_vocabulary(config, tokenizer, model_config)
-        dtype = resolve_dtype(config.dtype, device, model_config)
-        model = _model(path, config, dtype, common)
+
+    def load() -> tuple[PreTrainedModel, Any, Any, str]:
+        with _one_line_for_the_hub(path):
+            model_config = AutoConfig.from_pretrained(path, **common)
+            tokenizer = AutoTokenizer.from_pretrained(path, **common)
+            _check_vocabulary(config, tokenizer, model_config)
+            dtype = resolve_dtype(config.dtype, device, model_config)
+            if first_layers is None:
+                model = _model(path, config, dtype, common)
+            else:
+                count = first_layers(model_config.get_text_config(decoder=True).num_hidden_layers)
+                with _silent():  # about the tensors that are left out
+                    model = _model(
+                        path, config, dtype, common | {"config": shallow(model_config, max(count, 1))}
+                    )
         model.to(device)  # type: ignore[arg-type]
-        target = Target(model, tokenizer, config.name, _identity(model, tokenizer, config, path))
+        return model, tokenizer, model_config, path
+
+    return _made(config, load)
+
+
+def _made(config: TargetConfig, make: Callable[[], Made]) -> Made:
+    try:
+        return make()
     except UserError:
         raise
     except Exception as error:  # a checkpoint's own code, or a family nobody has tried, may raise anything
         raise UserError(_explain(config, error)) from error
-    target.check_layers(layers)
-    return target
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    before = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(before)
+
+
+@contextmanager
+def _one_line_for_the_hub(path: str) -> Iterator[None]:
+    """What is waited for, said once; the hub's library would print every retry, twice."""
+    if Path(path).is_dir():
+        yield
+        return
+    if os.environ.get("RANK", "0") == "0":
+        print(f"Asking the Hugging Face hub for {path} ...", flush=True)
+    logger = logging.getLogger(HUB_RETRIES)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _check_vocabulary(config: TargetConfig, tokenizer: Any, model_config: Any) -> None:
@@ -118,6 +193,11 @@ def _explain(config: TargetConfig, error: Exception) -> str:
             f"The target {config.path} brings its own Python code. If you trust it, run again with "
             "target.trust_remote_code=true (it will be recorded in every manifest)."
         )
+    if "couldn't connect to" in text:
+        return (
+            f"The target {config.path!r} is no folder here, and the Hugging Face hub cannot be reached. Check the name "
+            "and the network, or give a local model folder (target.path=./FOLDER)."
+        )
     reason = text[:300] or type(error).__name__
     return f"The target {config.path!r} could not be loaded: {reason} (target.path is a hub name or a local folder.)"
 
@@ -145,8 +225,7 @@ def _weights_of(folder: Path) -> str:
     Files in name order; the configuration, because another rope or end token gives other answers. A
     conversion's own files may differ in bytes from one library version to the next, its source does not.
     """
-    manifest = folder / MANIFEST
-    if manifest.is_file() and (source := json.loads(manifest.read_text()).get("gguf_sha256")):
+    if source := _converted_from(folder):
         return source[:16]
     digest = hashlib.sha256()
     settings = [file for name in CONFIGURATION if (file := folder / name).is_file()]
@@ -155,3 +234,13 @@ def _weights_of(folder: Path) -> str:
             while block := stream.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()[:16]
+
+
+def _converted_from(folder: Path) -> str | None:
+    """The sha256 of what a built-in target was converted from; other folders may have a manifest of anything."""
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    source = content.get("gguf_sha256") if isinstance(content, dict) else None
+    return source if isinstance(source, str) else None

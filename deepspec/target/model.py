@@ -13,6 +13,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from deepspec.errors import UserError
 from deepspec.target.attention import use_grouped_sdpa
+from deepspec.target.compiled import Compiled
 from deepspec.target.layout import Layout, additive_mask, document_mask
 from deepspec.target.state import State
 
@@ -68,6 +69,7 @@ class Target:
         self._final_norm, self._embedding_scale = _learn_edges(self)
         self._identity = identity or {}
         self._abilities: dict[str, str] | None = None
+        self._compiled: dict[tuple[int, ...], Compiled] = {}
         self._gathered: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -116,25 +118,39 @@ class Target:
         layout: Layout,
         logits_at: int | Tensor = 0,
         layers: Sequence[int] = (),
+        compiled: bool = False,
     ) -> TargetOutput:
         """Run `tokens` [B, T] behind the state's cached ones and write them into it (`state.keep` decides
         afterwards which stay).
 
         logits_at: 0 = everywhere, n = the last n tokens, a tensor = those token indices. layers: whose outputs
-        to capture.
+        to capture. compiled: by `torch.compile`, anew for every shape; for layouts of a `least_width`.
         """
         state.plan(layout)
-        with self._capturing(layers) as captured:
-            output = self.model(
-                input_ids=tokens,
-                attention_mask=self._masks(lambda window: additive_mask(layout, self.dtype, window)),
-                position_ids=layout.positions,
-                use_cache=True,
-                logits_to_keep=logits_at,
-                **{self._cache_argument: state},
-            )
-        features = torch.cat([captured[layer] for layer in layers], -1) if layers else None
-        return TargetOutput(output.logits, features)
+        precision = torch.float64 if layout.wide else self.dtype
+        inputs = {
+            "input_ids": tokens,
+            "attention_mask": self._masks(lambda window: additive_mask(layout, precision, window)),
+            "position_ids": layout.positions,
+            "use_cache": True,
+            "logits_to_keep": logits_at,
+            self._cache_argument: state,
+        }
+        if compiled:
+            logits, outputs = self._compiled_step(tuple(layers))(**inputs)
+        else:
+            with self._capturing(layers) as captured:
+                logits = self._step(**inputs)
+            outputs = [captured[layer] for layer in layers]
+        return TargetOutput(logits, torch.cat(outputs, -1) if layers else None)
+
+    def _step(self, **inputs: Any) -> Tensor:
+        return self.model(**inputs).logits
+
+    def _compiled_step(self, layers: tuple[int, ...]) -> Compiled:
+        if layers not in self._compiled:
+            self._compiled[layers] = Compiled(self._step, [self.layers[layer] for layer in layers])
+        return self._compiled[layers]
 
     @torch.no_grad()
     def capture(
@@ -175,8 +191,7 @@ class Target:
         rows: [Vd] token ids; only their logits are computed, [n, Vd].
         """
         normed = normed.to(self.dtype)[None]
-        # The widest of the families' outputs, so that whatever a family reads from it is there.
-        output = MoeModelOutputWithPast(last_hidden_state=cast(FloatTensor, normed))
+        output = _DecoderOutput(last_hidden_state=cast(FloatTensor, normed))
         linear = self.model.get_output_embeddings()
         self.decoder.forward = lambda *_, **__: output
         if rows is not None:
@@ -259,6 +274,14 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     if kinds == {FULL}:
         return {FULL: None}
     return {FULL: window}  # one mask for all layers, limited where the config has a window
+
+
+class _DecoderOutput(MoeModelOutputWithPast):
+    """A decoder's output in which all is None but the hidden state, whatever a family asks of it."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class _Stop(Exception):

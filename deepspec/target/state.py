@@ -111,7 +111,8 @@ class State(Cache):
         if self.width > self.capacity:
             self.capacity = self.width + SLACK
         count = layout.positions.shape[1]
-        if len(set(layout.lengths)) == 1:
+        # A start is a Python number, for which a compiled forward would be compiled anew every round.
+        if len(set(layout.lengths)) == 1 and not layout.least_width:
             self.start, self.slots = layout.lengths[0] + layout.written, None
         else:
             device = layout.positions.device

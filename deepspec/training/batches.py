@@ -1,4 +1,4 @@
-"""Packed rows → `DraftBatch`es, in an order that the seed alone decides.
+"""Packed rows → batches, in an order that the seed alone decides.
 
 All epochs are one stream of rows; an optimiser step takes the next ranks × accumulation × batch_size of it,
 whichever process they fall to, and only the last step may find fewer. So any number of processes trains on
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from deepspec.drafts.contract import DraftBatch, DraftContext, TargetModel
+from deepspec.drafts.contract import TargetModel
 from deepspec.errors import UserError
 from deepspec.randomness import splitmix64
-from deepspec.training.memory import FeatureMemory, stacked
+from deepspec.target import Captured
 
 PADDING = {"tokens": 0, "loss_mask": 0, "documents": -1, "positions": 0}
 STAND_IN = -1
@@ -46,7 +46,8 @@ class RowBatch:
     """Columns [B, T] int64, padded on the right. ids: their row numbers. seeds: [B], one a row and epoch.
 
     counted: False for a stand-in, a real row given to a process for which the last step has none left, so
-    that all processes run the same number of passes; it must weigh nothing.
+    that all processes run the same number of passes; it must weigh nothing. captured: their features, where they
+    were fetched ahead.
     """
 
     tokens: Tensor
@@ -56,6 +57,7 @@ class RowBatch:
     ids: list[int]
     counted: bool
     seeds: Tensor | None = None
+    captured: Captured | None = None
 
     @property
     def token_count(self) -> int:
@@ -133,7 +135,7 @@ class _Places(Sampler[list[int]]):
 def collate(rows: list[dict[str, Any]]) -> RowBatch:
     """Rows of any lengths → one padded batch."""
     length = max(len(row["tokens"]) for row in rows)
-    columns = {}
+    columns: dict[str, Any] = {}
     for name, pad in PADDING.items():
         columns[name] = torch.full((len(rows), length), pad)
         for index, row in enumerate(rows):
@@ -160,49 +162,6 @@ def windows(
     )
     while window := [batch for _, batch in zip(range(plan.accumulation), loader, strict=False)]:
         yield window
-
-
-def draft_batch(
-    rows: RowBatch,
-    target: CapturingTarget,
-    layers: list[int],
-    steps: int | None = None,
-    memory: FeatureMemory | None = None,
-    loss_parts: Sequence[str] | None = None,
-) -> DraftBatch:
-    """Run the target over the rows and keep what the draft learns from, in the target's own number format.
-
-    memory: rows it holds are not run again; None or an empty budget runs the batch as one.
-    """
-    tokens, positions, documents = (
-        column.to(target.device) for column in (rows.tokens, rows.positions, rows.documents)
-    )
-    if memory is None or memory.gib <= 0:
-        captured = target.capture(tokens, positions, documents, layers=layers)
-        features, last_hidden = captured.features, captured.last_hidden
-    else:
-        parts = []
-        for index, row in enumerate(rows.ids):
-            kept = memory.get(row, tokens.shape[1])
-            if kept is None:
-                one = slice(index, index + 1)
-                captured = target.capture(tokens[one], positions[one], documents[one], layers=layers)
-                kept = (captured.features[0], captured.last_hidden[0])
-                memory.offer(row, *kept)
-            parts.append(kept)
-        features, last_hidden = stacked(parts, target.device)
-    return DraftBatch(
-        context=DraftContext(target),
-        tokens=tokens,
-        loss_mask=rows.loss_mask.to(target.device).bool() & (documents >= 0),
-        documents=documents,
-        positions=positions,
-        features=features,
-        last_hidden=last_hidden,
-        steps=steps,
-        loss_parts=loss_parts,
-        seeds=rows.seeds,
-    )
 
 
 def check_rows(rows: Rows, what: str) -> None:

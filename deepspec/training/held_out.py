@@ -8,9 +8,9 @@ from accelerate import Accelerator
 
 from deepspec.drafts.contract import DraftLoss
 from deepspec.drafts.walk import Walk, greedy_accepts, keyed_uniforms, sampled_accepts, walk
-from deepspec.training.batches import CapturingTarget, Plan, RowBatch, Rows, draft_batch, windows
-from deepspec.training.memory import FeatureMemory
+from deepspec.training.batches import Plan, RowBatch, Rows, windows
 from deepspec.training.meters import Meter, total
+from deepspec.training.sources import FeatureSource, draft_batch
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,9 @@ def evaluate_held_out(
     rows: Rows,
     how: HeldOut,
     *,
-    target: CapturingTarget,
-    layers: list[int],
+    source: FeatureSource,
     coefficients: dict[str, float],
     accelerator: Accelerator,
-    memory: FeatureMemory | None = None,
 ) -> dict[str, Any]:
     """Loss, accuracy, tau and acceptance by position, with the counts they are made of.
 
@@ -72,7 +70,7 @@ def evaluate_held_out(
     training = model.training
     model.eval()
     for (batch,) in windows(chosen, plan, accelerator.process_index, seed=None):
-        loss = model(draft_batch(batch, target, layers, how.steps, memory, tuple(coefficients)))
+        loss = model(draft_batch(batch, source, how.steps, tuple(coefficients)))
         meter.add(loss, batch.token_count, batch.counted)
         if batch.counted and how.why_no_tau is None:
             walked += _walk(batch, loss, how)

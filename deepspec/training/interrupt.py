@@ -1,16 +1,24 @@
 """Ctrl-C and SIGTERM: finish the step, save, then leave."""
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+STDERR = 2
+SAID = b"\nStopping after this step, which is then saved; Ctrl-C again stops at once and loses what is not saved.\n"
+
 
 class Interrupt:
-    """While entered, the first signal is only noted in `signal`; a second one acts as it would have."""
+    """While entered, the first signal is only noted in `signal`; a second one acts as it would have.
 
-    def __init__(self) -> None:
+    speaks: says on stderr that the first one was heard, since a step may take long.
+    """
+
+    def __init__(self, speaks: bool = True) -> None:
         self.signal: int | None = None
+        self._speaks = speaks
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -27,6 +35,8 @@ class Interrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         self._restore()
+        if self._speaks:
+            os.write(STDERR, SAID)  # print() must not be used in a handler: it may interrupt another print()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -48,16 +48,25 @@ def processes(device: str, wanted: Parallel) -> Iterator[Processes]:
     AcceleratorState._reset_state()  # an earlier run in this process (a sweep) may have had another precision
     PartialState._reset_state()
     try:
-        if kind in ZERO and on_cpu:
-            state = PartialState(cpu=False, backend="gloo")  # cpu=True would turn the plugin off
-        else:
-            state = PartialState(cpu=on_cpu and kind is not Parallel.fsdp2)
+        state = _join(kind, on_cpu)
         _leave_at_exit()
         yield Processes(state, kind, device)
     finally:
         for name in set(os.environ) - set(before):
             del os.environ[name]
         os.environ.update(before)
+
+
+def _join(kind: Parallel, on_cpu: bool) -> PartialState:
+    try:
+        if kind in ZERO and on_cpu:
+            return PartialState(cpu=False, backend="gloo")  # cpu=True would turn the plugin off
+        return PartialState(cpu=on_cpu and kind is not Parallel.fsdp2)
+    except ValueError as error:
+        raise UserError(
+            f"WORLD_SIZE={os.environ.get('WORLD_SIZE')} says that this process is one of several, and the others cannot "
+            f"be found ({error}). Start them with torchrun --nproc-per-node N, or unset WORLD_SIZE to work alone."
+        ) from error
 
 
 @cache

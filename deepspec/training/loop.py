@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from deepspec.training.batches import (
     RowBatch,
     Rows,
     check_rows,
-    draft_batch,
     windows,
 )
 from deepspec.training.checkpoint import Checkpoints, Counters
@@ -30,7 +29,6 @@ from deepspec.training.health import count_not_finite, explained, memory_gib, ro
 from deepspec.training.held_out import HeldOut, evaluate_held_out
 from deepspec.training.history import History
 from deepspec.training.interrupt import Interrupt
-from deepspec.training.memory import FeatureMemory, split_budget
 from deepspec.training.meters import Meter
 from deepspec.training.optimiser import (
     Micro,
@@ -43,6 +41,7 @@ from deepspec.training.optimiser import (
 from deepspec.training.parallel import check_gradients_agree, describe_wrapping, wrap
 from deepspec.training.progress import Progress
 from deepspec.training.selection import take_in
+from deepspec.training.sources import Sources, draft_batch, fetched_ahead, online
 from deepspec.training.trackers import NoTracker, RunTracker, scalars
 from deepspec.training.whole import whole_weights
 
@@ -67,6 +66,7 @@ class Run:
     temperature: float = 0.0
     decode: Callable[[TrainableDraft], dict[str, Any]] | None = None
     on_progress: Callable[[dict[str, Any]], None] | None = None
+    sources: Sources | None = None
 
 
 @dataclass
@@ -105,17 +105,19 @@ def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> T
     counters = found.counters if found is not None else Counters()
     progress = Progress(plan.steps, counters.step, accelerator.is_main_process)
     stepper = Stepper(model, optimiser, coefficients, config.clip, accelerator)
-    memories = split_budget(config.keep_features_gib)
-    state = _State(run, draft, stepper, checkpoints, counters, progress, *memories, average=average)
+    sources = run.sources or online(run.target, draft.capture_layers, config.keep_features_gib)
+    state = _State(run, draft, stepper, checkpoints, counters, progress, sources, average=average)
     try:
         with ExitStack() as stack:
             if accelerator.is_main_process:
                 state.history = stack.enter_context(History(run.out / "history.jsonl", counters.step))
-            interrupt = stack.enter_context(Interrupt())
+            interrupt = stack.enter_context(Interrupt(speaks=accelerator.is_main_process))
             trace = profiler(config.profile, run.out / "profile", accelerator.process_index)
             state.profile = stack.enter_context(trace)
+            order = windows(rows, plan, accelerator.process_index, config.seed, counters.step)
+            source = stack.enter_context(closing(fetched_ahead(order, sources.train)))
             if counters.stopped is None:
-                _steps(state, plan, rows, held_out_rows, interrupt)
+                _steps(state, plan, source, held_out_rows, interrupt)
     finally:
         progress.close()
     if counters.stopped is not None:
@@ -141,8 +143,7 @@ class _State:
     checkpoints: Checkpoints
     counters: Counters
     progress: Progress
-    memory: FeatureMemory
-    held_out_memory: FeatureMemory
+    sources: Sources
     average: Average | None = None
     meter: Meter = field(default_factory=Meter)
     history: History | None = None
@@ -163,7 +164,9 @@ class _State:
                 self.run.on_progress(record)
 
 
-def _steps(state: _State, plan: Plan, rows: Rows, held_out_rows: Rows, interrupt: Interrupt) -> None:
+def _steps(
+    state: _State, plan: Plan, source: Iterator[list[RowBatch]], held_out_rows: Rows, interrupt: Interrupt
+) -> None:
     config, accelerator, counters = state.run.config, state.run.accelerator, state.counters
     state.meter = Meter(**counters.meter)
     if not accelerator.is_main_process:
@@ -171,12 +174,13 @@ def _steps(state: _State, plan: Plan, rows: Rows, held_out_rows: Rows, interrupt
     alone = accelerator.num_processes == 1
     first_step = counters.step
     clock = time.perf_counter()
-    source = windows(rows, plan, accelerator.process_index, config.seed, first_step)
     for window in _waited_for(source, state.clock):
         rate = learning_rate(counters.step, plan.steps, config)
         check = _gradient_check(state) if counters.step == first_step else None
         with explained([row for one in window for row in one.ids], counters.step, config):
-            result = _one_step(state, window, rate, interrupt.signal is not None, check)
+            unrolled = state.draft.steps_at(counters.step / plan.steps)
+            captured = _captured(state, window, unrolled)
+            result = _one_step(state, captured, rate, interrupt.signal is not None, check)
         counters.rows = plan.rows_before(counters.step)
         state.progress.advance()
         counters.seconds += time.perf_counter() - clock
@@ -209,10 +213,9 @@ def _waited_for(source: Iterator[list[RowBatch]], clock: Clock) -> Iterator[list
 
 
 def _one_step(
-    state: _State, window: list[RowBatch], rate: float, stop: bool, check: Callable[[], None] | None
+    state: _State, captured: list[Micro], rate: float, stop: bool, check: Callable[[], None] | None
 ) -> StepResult:
     run, counters = state.run, state.counters
-    captured = _captured(state, window)
     for group in state.stepper.optimiser.param_groups:
         group["lr"] = rate
 
@@ -234,13 +237,13 @@ def _one_step(
     return result
 
 
-def _captured(state: _State, window: list[RowBatch]) -> list[Micro]:
-    """The target's features for each micro-batch."""
-    layers, parts = state.draft.capture_layers, tuple(state.stepper.coefficients)
+def _captured(state: _State, window: list[RowBatch], steps: int | None) -> list[Micro]:
+    """The target's features for each micro-batch. steps: draft steps to unroll on it, None = the draft's number."""
+    parts = tuple(state.stepper.coefficients)
     with state.clock.span("capture"):
         return [
             Micro(
-                draft_batch(one, state.run.target, layers, memory=state.memory, loss_parts=parts),
+                draft_batch(one, state.sources.train, steps, parts),
                 one.token_count,
                 one.counted,
                 one.ids,
@@ -289,11 +292,9 @@ def _evaluate(state: _State, rows: Rows, last: bool) -> None:
             state.stepper.model,
             rows,
             how,
-            target=run.target,
-            layers=state.draft.capture_layers,
+            source=state.sources.held_out,
             coefficients=state.stepper.coefficients,
             accelerator=run.accelerator,
-            memory=state.held_out_memory,
         )
     due = bool(config.decode_every) and (counters.step % config.decode_every == 0 or last)
     if run.decode is not None and due:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -105,8 +106,9 @@ class Meter:
 
 
 def _grow(before: list[float], new: Tensor, scale: float) -> list[float]:
+    """Steps may become more in the course of the training; those that were not there count nothing."""
     added = new.sum((0, 1)).tolist()
-    return [a + scale * b for a, b in zip(before or [0.0] * len(added), added, strict=True)]
+    return [a + scale * b for a, b in zip_longest(before, added, fillvalue=0.0)]
 
 
 def _mean(part: float, whole: float) -> float | None:

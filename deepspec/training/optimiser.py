@@ -15,11 +15,17 @@ from deepspec.config.schema import Optimiser, TrainConfig
 from deepspec.drafts.contract import DraftBatch, DraftLoss, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.training.meters import sums_and_weights, total
+from deepspec.training.muon import MuonWithAdamW, inner_matrices
 
 
 def new_optimiser(model: torch.nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW or SGD on what can learn; weights decay, vectors (norms, biases) do not."""
+    """AdamW, SGD or Muon on what can learn; weights decay, vectors (norms, biases) do not."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = inner_matrices(model) if config.optimizer is Optimiser.muon else []
+    if config.optimizer is Optimiser.muon and not matrices:
+        raise UserError("train.optimizer=muon: this draft has no matrix for it; choose adamw.")
+    by_muon = {id(one) for one in matrices}
+    learning = [one for one in learning if id(one) not in by_muon]
     groups = [
         {"params": [one for one in learning if one.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [one for one in learning if one.dim() < 2], "weight_decay": 0.0},
@@ -27,9 +33,10 @@ def new_optimiser(model: torch.nn.Module, config: TrainConfig) -> torch.optim.Op
     groups = [group for group in groups if group["params"]]
     if config.optimizer is Optimiser.sgd:
         return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.betas[0])
-    return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=(config.betas[0], config.betas[1]), eps=config.eps
-    )
+    rate, betas, eps = config.learning_rate, (config.betas[0], config.betas[1]), config.eps
+    if matrices:
+        return MuonWithAdamW(matrices, groups, rate, config.weight_decay, betas, eps)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps)
 
 
 def learning_rate(step: int, steps: int, config: TrainConfig) -> float:

@@ -16,7 +16,7 @@ from accelerate.utils import DeepSpeedPlugin, DistributedType, FullyShardedDataP
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from deepspec.config.schema import Parallel, TrainConfig
+from deepspec.config.schema import Optimiser, Parallel, TrainConfig
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.errors import UserError
 from deepspec.training.whole import flat_shares
@@ -120,6 +120,11 @@ def _refuse_fsdp2_on_cpu() -> None:
 
 def plugins(kind: Parallel, config: TrainConfig) -> dict[str, Any]:
     """Arguments of `Accelerator` that make it this kind."""
+    if config.optimizer is Optimiser.muon and (kind in ZERO or kind is Parallel.fsdp2):
+        raise UserError(
+            f"train.optimizer=muon needs whole matrices, which train.parallel={kind.value} shards: choose "
+            "train.parallel=ddp or train.optimizer=adamw."
+        )
     if kind in ZERO:
         return {"deepspeed_plugin": _deepspeed(ZERO[kind], config)}
     if kind is Parallel.fsdp2:

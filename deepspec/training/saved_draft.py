@@ -53,9 +53,10 @@ def load_draft(folder: Path) -> TrainableDraft:
     return draft.eval()
 
 
-def start_from(draft: TrainableDraft, folder: Path) -> None:
-    """Give `draft` the weights of a saved draft that computes the same, and note it in its configuration.
+def start_from(draft: TrainableDraft, folder: Path) -> TrainableDraft:
+    """`draft` with the weights of a saved draft that computes the same, which its configuration notes.
 
+    It is another object where the saved draft has settings that no option says (`TrainableDraft.inherited`).
     UserError for another family (unless `init_conversions` has it), other sizes or settings, another draft
     vocabulary, missing or unexpected tensors. Only a confidence head, and what a conversion names, may be new.
     """
@@ -64,6 +65,7 @@ def start_from(draft: TrainableDraft, folder: Path) -> None:
     conversion = draft.init_conversions.get(kind, () if kind == mine else None)
     if conversion is None:
         raise UserError(f"{what} is a {kind}, from which a {mine} cannot start.")
+    draft = _like(saved, draft)
     theirs, ours = _flat(saved.config.to_dict()), _flat(draft.config.to_dict())
     differing = [
         key
@@ -91,6 +93,26 @@ def start_from(draft: TrainableDraft, folder: Path) -> None:
         )
     draft.load_state_dict(given, strict=False)
     draft.config.init_from = {"folder": str(folder), "model_type": kind, "sha256": weights_sha256(folder)}
+    return draft
+
+
+def _like(saved: TrainableDraft, draft: TrainableDraft) -> TrainableDraft:
+    """`draft`, made again with the settings that it inherits where they differ."""
+    theirs, ours = saved.config.to_dict(), draft.config.to_dict()
+    taken = {
+        key: theirs[key] for key in draft.inherited if key in theirs and theirs[key] != ours.get(key, False)
+    }
+    if not taken:
+        return draft
+    made = type(draft)(type(draft.config)(**(ours | taken)))
+    fitting = made.state_dict()
+    kept = {
+        name: t
+        for name, t in draft.state_dict().items()
+        if name in fitting and fitting[name].shape == t.shape
+    }
+    made.load_state_dict(kept, strict=False)
+    return made
 
 
 def weights_sha256(folder: Path) -> str:

@@ -90,7 +90,7 @@ class TrackioTracker:
 
 
 def check_installed(kind: Tracker) -> None:
-    """`UserError` if the tracker's package is not there; all but trackio come with deepspec."""
+    """`UserError` if the tracker's package is not there."""
     if kind is Tracker.none:
         return
     try:
@@ -98,10 +98,7 @@ def check_installed(kind: Tracker) -> None:
     except ValueError:  # what find_spec says of a module that was put out of reach
         there = False
     if not there:
-        raise UserError(
-            f"train.tracker={kind.value} needs a package more: pip install "
-            + ("'deepspec[trackio]'" if kind is Tracker.trackio else kind.value)
-        )
+        raise UserError(f"train.tracker={kind.value} needs a package more: pip install {kind.value}")
 
 
 def new_tracker(

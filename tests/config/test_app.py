@@ -1,5 +1,6 @@
 """What a person sees who starts a stage from a shell."""
 
+import errno
 import fcntl
 import json
 import shlex
@@ -159,8 +160,10 @@ def test_command_without_a_running_application_is_the_bare_command() -> None:
         ("train.loss.kl=1.0", ["+train.loss.kl="]),
         ("train.seed=1,2", ["train.seed=1,2", "--multirun"]),
         ("out=${nam}", ["`${nam}`", "`name`"]),
+        ("out=${oc.env:NOT_SET_HERE}", ["`${oc.env:NOT_SET_HERE}`", "export NOT_SET_HERE="]),
         ("~train.epochs", ["~train.epochs"]),
         ("epochs", ["`epochs`", "key=value"]),
+        ("out=a=b", ["`out=a=b`", "= or quotes into quotes"]),
         ("out=taken", ["taken", "out="]),
     ],
 )
@@ -187,8 +190,15 @@ def test_least_values_pass(here: Stage) -> None:
 
 def test_a_key_of_another_draft(here: Stage) -> None:
     said = sentence(here("name=x", "draft=other", "draft.ttt_steps=2"))
-    assert said == "`draft.ttt_steps` is a setting of another draft than the one chosen."
+    assert said.startswith(
+        "`draft.ttt_steps` is a setting of another draft than the one chosen. Leave it out"
+    )
     assert "`draft.ttt_steps`" in sentence(here("name=x", "draft=other", "+draft.ttt_steps=2"))
+
+
+def test_another_draft_for_a_recipe_with_options_of_its_own_is_told_what_to_do(here: Stage) -> None:
+    said = sentence(here("+recipe=quickstart", "draft=other"))
+    assert "recipes/quickstart.yaml" in said and "Take a recipe of the draft you want" in said
 
 
 def test_mistakes_end_a_real_process_the_same_way(stage: Stage) -> None:
@@ -208,6 +218,10 @@ def test_unknown_recipe_lists_the_known_and_the_nearest(here: Stage) -> None:
 def test_neither_recipe_nor_name(here: Stage) -> None:
     said = sentence(here())
     assert "`name`" in said and "+recipe=quickstart" in said
+
+
+def test_flags_that_do_not_go_together(here: Stage) -> None:
+    assert "--multirun, --cfg" in sentence(here("--multirun", "+recipe=quickstart", "--cfg", "job"))
 
 
 def test_recipe_without_the_plus(here: Stage) -> None:
@@ -256,6 +270,18 @@ def test_a_full_disk_is_a_sentence(here: Stage) -> None:
     assert "disk is full" in said and "runs/full/data" in said and "GiB free" in said
 
 
+def test_a_full_disk_that_does_not_say_where_is_not_given_the_room_of_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(SystemExit):
+        with_sentences(full)
+    said = capsys.readouterr().err
+    assert "The disk of the run's folder" in said and "GiB free" not in said
+
+
 def test_a_defect_keeps_its_traceback(stage: Stage) -> None:
     done = stage("name=defect")
     assert done.returncode == 1
@@ -278,7 +304,14 @@ def test_cfg_job_prints_yaml_and_runs_nothing(stage: Stage, tmp_path: Path) -> N
 def test_help_names_recipes_groups_and_keys(stage: Stage) -> None:
     done = stage("--help")
     assert done.returncode == 0
-    for part in ("+recipe=NAME", "quickstart", "smollm2_135m_hub", "eagle3", "--multirun", "ttt_steps: 5"):
+    for part in (
+        "+recipe=NAME",
+        "quickstart",
+        "smollm2_135m_hub",
+        "eagle3",
+        "--multirun",
+        "draft.ttt_steps=5",
+    ):
         assert part in done.stdout
 
 

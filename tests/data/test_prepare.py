@@ -119,6 +119,7 @@ def test_a_bad_file_is_known_before_the_target_is_loaded(tmp_path: Path) -> None
     Path(config.data.prompts or "").write_bytes(b"\xff\n")
     with pytest.raises(UserError, match=r"prompts\.txt, line 1: not UTF-8"):
         prepare.run(config)
+    assert not list(tmp_path.rglob("*.work"))
 
 
 @pytest.mark.parametrize(
@@ -135,8 +136,15 @@ def test_what_later_stages_ask_of_the_target_is_checked_before_answers_are_made(
     config = configuration(tmp_path, save_target(tmp_path / "target", "llama"))
     setattr(getattr(config, section), key, value)
     monkeypatch.setattr(prepare, "build", None)  # nothing may be built
+    work = Path(config.out) / ".data.work"
     with pytest.raises(UserError, match=words):
         prepare.run(config)
+    assert not work.exists()
+    work.mkdir()
+    (work / "0123.json").write_text("[[3]]")  # answers of a run that was stopped
+    with pytest.raises(UserError, match=words):
+        prepare.run(config)
+    assert {path.name for path in work.iterdir()} == {"0123.json", "target.json"}
 
 
 def test_a_target_without_features_is_refused_before_answers_are_made(

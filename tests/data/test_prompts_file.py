@@ -76,6 +76,7 @@ def test_same_question_with_two_answers_is_one_group(tmp_path: Path) -> None:
 
 BAD = [
     ('{"prompt": "x"', "broken JSON"),
+    ('{"prompt": "x', "broken JSON: Unterminated string starting at column 12"),
     ("[" * 100_000, "broken JSON"),
     ("[1]", "not a JSON object"),
     ({"text": "x"}, "missing field"),

@@ -130,23 +130,57 @@ def test_only_some_rows_are_penalised() -> None:
         assert tokens_of(engine.generate(requests)) == expected
 
 
-def test_a_bad_request_ends_alone() -> None:
+def test_bad_requests_end_alone() -> None:
+    """Each with one sentence, at itself; those between them are answered as if they were alone."""
     texts = prompts(5, seed=15)
     answers = {tuple(text): reference("llama", text, 12) for text in texts}
-    requests = [Request(text, 12, id=str(index)) for index, text in enumerate(texts)]
-    requests[1] = Request([], 12, id="empty")
-    requests[3] = Request(texts[3], 12, Sampling(-1.0), id="cold")
+    good = [Request(text, 12, id=str(index)) for index, text in enumerate(texts)]
+    bad = {
+        "has an empty prompt": Request([], 12, id="empty"),
+        "temperature is -1": Request(texts[0], 12, Sampling(-1.0), id="cold"),
+        "Shorten the prompt": Request([3] * 256, 12, id="long"),
+        "made with another tokenizer": Request([3, VOCAB], 12, id="foreign"),
+        "max_new_tokens=0": Request(texts[1], 0, id="none"),
+        "top_p above 0": Request(texts[1], 12, Sampling(1.0, top_p=0.0), id="nothing"),
+        "has stop strings, an empty one": Request(texts[1], 12, stop=("",), id="at once"),
+    }
+    requests = [good[0], *bad.values(), *good[1:]]
     for engine in ways(answers):
         with pytest.raises(UserError, match="'empty'"):
             engine.generate(requests)
         seen = []
         results = engine.generate(requests, seen.append, keep_going=True)
-        assert [result.id for result in results] == ["0", "empty", "2", "cold", "4"]
-        assert [result.finish for result in results] == ["length", "error", "length", "error", "length"]
-        assert "empty prompt" in results[1].error and "temperature is -1" in results[3].error
-        for index in (0, 2, 4):
-            assert results[index].tokens == answers[tuple(texts[index])] and not results[index].error
+        assert [result.id for result in results] == [request.id for request in requests]
+        for words, result in zip(bad, results[1 : 1 + len(bad)], strict=True):
+            assert (result.finish, result.tokens) == ("error", []) and words in result.error
+        for text, result in zip(texts, [results[0], *results[1 + len(bad) :]], strict=True):
+            assert (result.finish, result.error) == ("length", "")
+            assert result.tokens == answers[tuple(text)]
         assert sorted(map(id, seen)) == sorted(map(id, results))
+
+
+def test_a_prompt_that_gives_no_numbers_ends_alone() -> None:
+    """A damaged embedding row in one prompt: nothing is said to it, and the others do not hear of it."""
+    target, texts = tiny_target("llama"), prompts(5, seed=18)
+    answers = {tuple(text): reference("llama", text, 12) for text in texts}
+    said = {token for text in texts for token in [*text, *answers[tuple(text)]]}
+    token = next(token for token in range(VOCAB - 1, 0, -1) if token not in said)
+    requests = [Request(text, 12, id=str(index)) for index, text in enumerate(texts)]
+    requests.insert(2, Request([5, token, 7], 12, id="bad"))
+    engines = ways(answers, vocab=token)
+    rows = target.model.get_input_embeddings().weight
+    kept = rows[token].clone()
+    try:
+        with torch.no_grad():
+            rows[token] = torch.nan
+        for engine in engines:
+            results = engine.generate(requests, keep_going=True)
+            assert (results[2].finish, results[2].tokens) == ("error", [])
+            assert "'bad' are not numbers" in results[2].error
+            assert [r.tokens for r in results if r.id != "bad"] == list(answers.values())
+    finally:
+        with torch.no_grad():
+            rows[token] = kept
 
 
 def test_logits_that_are_no_numbers_end_one_request_of_a_batch() -> None:

@@ -6,6 +6,7 @@ import torch
 from deepspec.decoding import Engine, Request, Sampling
 from deepspec.drafts.contract import Proposal
 from deepspec.drafts.eagle3 import Eagle3Options
+from deepspec.drafts.ngram import NgramDraft, NgramOptions
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
 from deepspec.target import Target
@@ -56,7 +57,8 @@ class Oracle:
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_greedy_text_is_generates_text(family: str) -> None:
-    target, texts = tiny_target(family), prompts(6, seed=1)
+    """1,400 tokens a family by chains; `test_trees` has 680 a family by trees: more than 20,000 in all."""
+    target, texts = tiny_target(family), prompts(7, seed=1)
     expected = [reference(family, text) for text in texts]
     requests = [Request(text, NEW, id=str(index)) for index, text in enumerate(texts)]
     draft = draft_for(target, texts, expected)
@@ -68,6 +70,8 @@ def test_greedy_text_is_generates_text(family: str) -> None:
         accepted = [r.accepted for result in results for r in result.rounds]
         assert sum(accepted) > len(accepted) / 4  # many rounds accept, and
         assert accepted.count(0) > len(accepted) / 20  # some do not
+    lookup = Engine(target, NgramDraft(NgramOptions()), k=4, max_batch_size=4)
+    assert tokens_of(lookup.generate(requests)) == expected
 
 
 def test_a_perfect_draft_is_accepted_whole() -> None:
@@ -148,6 +152,8 @@ def test_streamed_tokens_are_the_generated_ones() -> None:
         (Request([3] * 256, 5), "Shorten the prompt"),
         (Request([3], 0), "max_new_tokens=0"),
         (Request([3], 5, Sampling(-1.0)), "temperature"),
+        (Request([3], 5, Sampling(float("nan"))), "temperature is nan"),
+        (Request([3], 5, Sampling(float("inf"))), "temperature is inf"),
         (Request([3], 5, Sampling(repetition_penalty=0.0)), "repetition_penalty"),
         (Request([3, VOCAB], 5), "another tokenizer"),
         (Request([3], 5, stop=("x",)), "no tokenizer"),

@@ -85,7 +85,7 @@ class Guess:
 def engine_of(draft, schedule: Schedule, table: CostTable | None = None, **others) -> Engine:
     engine = Engine(tiny_target("llama"), draft, k=4, schedule=schedule, **others)
     if schedule.kind == "hardware":  # a table of its own instead of one measured here
-        engine._learn_costs = lambda requests: setattr(engine.scheduler, "costs", table or costs())
+        engine.learn_costs = lambda requests: setattr(engine.scheduler, "costs", table or costs())
     return engine
 
 

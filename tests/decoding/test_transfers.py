@@ -31,6 +31,9 @@ METHODS = {
     torch.Tensor.numpy,
     torch.Tensor.cpu,
     torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
 }
 
 
@@ -66,7 +69,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 def waits_of_a_round(draft, sampling: Sampling, rows: int = 3, **settings) -> Counter:
     target, found = tiny_target("llama"), Counter()
     engine = Engine(target, draft, k=3, max_batch_size=4, **settings)
-    batch = engine._batch(4)
+    batch = engine._batch([])
     for seed, text in enumerate(prompts(rows, seed=9)):
         batch.admit(Request(text, 30, sampling, seed=seed), 30)
     batch.step()
@@ -92,8 +95,15 @@ def test_a_round_of_chains_waits_once(rule: str, sampling: Sampling) -> None:
     assert waits_of_a_round(eagle3(), sampling, rule=rule) == {"tolist": 1}
 
 
-def test_plain_decoding_waits_once() -> None:
-    assert waits_of_a_round(None, Sampling()) == waits_of_a_round(None, Sampling(1.0)) == {"tolist": 1}
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=str)
+def test_plain_decoding_waits_once(sampling: Sampling) -> None:
+    assert waits_of_a_round(None, sampling) == {"tolist": 1}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
+def test_a_fixed_shape_adds_no_wait(sampling: Sampling) -> None:
+    assert waits_of_a_round(eagle3(), sampling, exact=True) == {"tolist": 1}
+    assert waits_of_a_round(eagle3(), sampling, tree=StaticTree((-1, -1, 0)), exact=True) == {"tolist": 1}
 
 
 @pytest.mark.parametrize("children", ["deterministic", "sampled"])

@@ -12,7 +12,7 @@ from deepspec.drafts.contract import DynamicTree, StaticTree
 from deepspec.drafts.ngram import NgramOptions
 from deepspec.drafts.registry import new_draft, option_classes
 from deepspec.errors import UserError
-from deepspec.target import Target
+from deepspec.target import State, Target
 from tests.decoding.fakes import NEW, AnswerDraft, TableDraft, reference, tokens_of
 from tests.models import FAMILIES, VOCAB, prompts, tiny_target
 
@@ -252,3 +252,24 @@ def test_the_configuration_makes_the_engine() -> None:
     assert Engine.configured(tiny_target("llama"), None, DecodeConfig(), k=7).how.k == 7
     default = DecodeConfig().tree_parents
     assert max(depths_of(default)) == 5 and max(map(len, children_of(default).values())) == 3
+
+
+@pytest.mark.parametrize(("parents", "moved"), [((-1, 0, 1), False), ((-1, -1, 0, 1), True)])
+def test_only_a_path_beside_the_first_nodes_is_moved(
+    parents: tuple[int, ...], moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moving touches every layer's keys and values; the nodes of a path that come first stand right already."""
+    paths = []
+    keep = State.keep
+
+    def spy(state: State, counts: list[int], path: torch.Tensor | None = None) -> None:
+        paths.append(path)
+        keep(state, counts, path)
+
+    monkeypatch.setattr(State, "keep", spy)
+    target, (text,) = tiny_target("llama"), prompts(1, seed=2)
+    answer = reference("llama", text)
+    draft = AnswerDraft({tuple(text): answer}, VOCAB)
+    (result,) = Engine(target, draft, tree=StaticTree(parents)).generate([Request(text, NEW)])
+    assert result.tokens == answer and max(r.accepted for r in result.rounds) > 1
+    assert any(path is not None for path in paths) == moved

@@ -55,6 +55,7 @@ VARIANTS = {
         DSparkOptions,
         {"block_tokens": STEPS, "layers": 1, "rank": 6, "sequential": "rnn", "confidence": False},
     ),
+    "dspark, no head": (DSparkOptions, {"block_tokens": STEPS, "layers": 1, "rank": 0}),
     "medusa": (MedusaOptions, {"heads": STEPS}),
     "medusa, frozen head": (MedusaOptions, {"heads": STEPS, "head": "frozen"}),
     "peagle": (PEagleOptions, {"ttt_steps": STEPS}),

@@ -58,6 +58,27 @@ def test_a_saved_draft_starts_one_of_its_kind(family: str, tmp_path: Path) -> No
     assert noted == {"folder": str(tmp_path), "model_type": saved.config.model_type, "sha256": sha[:16]}
 
 
+def test_what_no_option_says_is_taken_from_the_saved_draft(tmp_path: Path) -> None:
+    """The residual stream, the norms and the rope of a draft that another project trained, its confidence's constant."""
+    saved = made(Eagle3Options())
+    other = {
+        "norm_residual": True,
+        "norm_features": True,
+        "head_norms": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    }
+    saved = type(saved)(type(saved.config)(**{**saved.config.to_dict(), **other}))
+    saved.target_ids.copy_(IDS)
+    saved.save_pretrained(tmp_path)
+    fresh = new_draft(Eagle3Options(confidence=True), tiny_target("llama"), IDS)
+    started = start_from(fresh, tmp_path)
+    assert {key: getattr(started.config, key) for key in other} == other
+    found = started.state_dict()
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(found.pop(name), tensor), name
+    assert list(found) == ["confidence_head.proj.weight"]
+
+
 def test_other_training_settings_are_no_other_draft(tmp_path: Path) -> None:
     made(Eagle3Options()).save_pretrained(tmp_path)
     made(Eagle3Options(init_from=str(tmp_path), ttt_steps=9, step_weights="dpace", step_decay=0.5))

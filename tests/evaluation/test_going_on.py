@@ -16,9 +16,11 @@ import torch
 
 from deepspec import evaluate as stage
 from deepspec import pair
-from deepspec.artifacts import check_whole, sums
+from deepspec.artifacts import check_whole, sums, write_json
 from deepspec.config.schema import Config
-from deepspec.evaluation import main_run, sources
+from deepspec.drafts.options import NgramOptions
+from deepspec.evaluation import calibration, main_run, sources
+from deepspec.evaluation.findings import Calibration
 from deepspec.evaluation.journal import Decision, Journal
 from deepspec.evaluation.measure import measure
 from deepspec.evaluation.resources import measure_resources, watched
@@ -94,6 +96,52 @@ def test_a_journal_forgets_other_measurements_and_half_lines(tmp_path: Path) -> 
     assert [n for n in range(5) if mine.mine(n)] == [1, 3]
 
 
+def test_a_damaged_journal_counts_as_not_there(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "new")
+    for name in ("decision.json", "records-0.jsonl"):
+        (tmp_path / "partial" / name).write_bytes(b"\xff\xfe{\x00" * 9)
+    assert journal.decision() is None and journal.records() == {}
+
+
+def test_another_targets_records_are_not_gone_on_with(
+    quick: Config, trained: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompt lookup on prompts of one's own: nothing else in the run's folder says which target it was."""
+    file = trained / "prompts.jsonl"
+    file.write_text(
+        "".join(f'{{"prompt": "{word}"}}\n' for word in ("one", "two", "three")), encoding="utf-8"
+    )
+    monkeypatch.setattr(sources, "ChatTemplate", Template)
+    quick.draft, quick.evaluate.prompts = NgramOptions(), str(file)
+    left = 2
+
+    def dies(*args: Any, **more: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return measure(*args, **more)
+
+    monkeypatch.setattr(main_run, "measure", dies)
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(quick)
+    another = Target(target.model, None, "another", {**target.identity(), "weights": "others"})
+    monkeypatch.setattr(pair, "load_target", lambda config, layers=(): another)
+    left = 99
+    stage.run(quick)
+    assert load_result(trained / "evaluation_ngram" / "result.json").conditions.resumed == 0
+
+
+def test_what_a_kill_left_beside_a_result_is_not_taken_for_a_new_measurement(
+    quick: Config, trained: Path
+) -> None:
+    stage.run(quick)
+    partial = trained / "evaluation" / "partial"
+    partial.mkdir()
+    stage.run(quick)  # measured already
+    assert not partial.exists()
+
+
 def check_shared(config: Config, out: Path) -> None:
     """The result there is is of two processes; one alone comes to the same."""
     shared = result_of(out)
@@ -117,11 +165,16 @@ def test_two_that_share_a_journal_count_as_one(
         [make_target(), make_target()],
     )
     measured: list[int] = []
-    append = Journal.append
+    read: list[int] = []
+    append, found = Journal.append, Journal.records
 
     def noted(self: Journal, record: PromptRecord) -> None:
         measured.append(self.rank)
         append(self, record)
+
+    def counted(self: Journal) -> dict[str, PromptRecord]:
+        read.append(self.rank)
+        return found(self)
 
     def run(number: int) -> Path:
         rank.number = number
@@ -135,8 +188,10 @@ def test_two_that_share_a_journal_count_as_one(
         patch.setattr(pair, "load_target", lambda config, layers=(): targets[rank.number])
         patch.setattr(stage, "sharing", lambda _: nullcontext(stage.Shared(rank.number, 2, barrier.wait)))
         patch.setattr(Journal, "append", noted)
+        patch.setattr(Journal, "records", counted)
         assert len(set(pool.map(run, (0, 1)))) == 1
     assert sorted(measured) == [0, 0, 1, 1]
+    assert sorted(read) == [0, 0, 1]  # at the end the first one alone, which then removes the journal
     assert capsys.readouterr().out.count("report    ") == 1
     check_shared(quick, trained)
 
@@ -204,6 +259,31 @@ def test_a_calibration_is_stored_with_the_draft_and_the_artifact_stays_whole(
     stored = content["confidence_temperatures"][calibration.key]
     assert stored == pytest.approx(calibration.temperatures, abs=1e-4)
     check_whole(out / "draft", json.loads(file.read_text()), "x")
+
+
+@pytest.mark.parametrize("survives", [0, 1, 2, 3])
+def test_a_calibration_cut_off_anywhere_leaves_a_whole_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survives: int
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "x"}')
+    (tmp_path / "weights").write_text("w")
+    write_json(tmp_path / "manifest.json", {"sha256": sums(tmp_path)})
+    left = survives
+
+    def full(path: Path, content: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(28, "No space left on device")
+        write_json(path, content)
+
+    monkeypatch.setattr(calibration, "write_json", full)
+    with nullcontext() if survives == 3 else pytest.raises(OSError, match="No space"):
+        calibration.store(tmp_path, Calibration("key", [2.0], 1, 1, [], []))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    check_whole(tmp_path, manifest, "x")
+    assert ("config.json" in manifest["sha256"]) == (survives in (0, 3))
+    assert "weights" in manifest["sha256"]
 
 
 def test_a_draft_without_confidence_cannot_be_calibrated_and_that_is_said(

@@ -62,6 +62,14 @@ def test_rounds_stand_on_one_line_each(file: Path) -> None:
         (lambda c: c["summary"]["tau"].update(value="2.1"), "summary.tau.value should be float"),
         (lambda c: c.update(surprise=1), "surprise is not a known key"),
         (lambda c: c.update(step_times=[]), "step_times should be an object"),
+        (lambda c: c["summary"]["tau"].update(value=float("nan")), "NaN is no number"),
+        (lambda c: c.update(records=[]), "records is empty"),
+        (lambda c: c["records"][2].update(speculative=[]), "records[2].speculative is empty"),
+        (
+            lambda c: c["records"][2].update(plain=[]) or c.update(schema_version=2),
+            "records[2].plain is empty",
+        ),
+        (lambda c: c["conditions"].update(resamples=0), "conditions.resamples is 0"),
     ],
 )
 def test_a_damaged_or_other_file_is_refused_by_place(file: Path, edit: Any, words: str) -> None:
@@ -70,6 +78,12 @@ def test_a_damaged_or_other_file_is_refused_by_place(file: Path, edit: Any, word
         load_result(file)
     assert str(file) in str(caught.value)
     assert words in str(caught.value)
+
+
+def test_a_file_that_nests_without_end_is_damaged(file: Path) -> None:
+    file.write_text("[" * 100_000 + "]" * 100_000, encoding="utf-8")
+    with pytest.raises(UserError, match="is damaged or unreadable"):
+        load_result(file)
 
 
 def test_a_file_of_version_1_is_migrated_by_computing_again(file: Path) -> None:

@@ -94,7 +94,12 @@ def test_trees_penalties_and_stop_strings_reach_the_decoding(
     result = load_result(stage.run(config).with_name("result.json"))
     assert (result.conditions.k, result.conditions.rule, result.sweep) == (5, "greedy static-tree", [])
     rounds = [r for record in result.records for d in record.speculative for r in d.rounds]
-    assert result.step_times is None and not result.warnings
+    assert not result.warnings
+    size = len(config.decode.tree_parents)
+    assert result.step_times is not None
+    assert (len(result.step_times.verify), len(result.step_times.draft)) == (size + 1, size)
+    assert len(set(result.step_times.draft)) == 1  # a tree is drafted whole
+    assert result.summary.efficiency.value is not None
     assert max(r.scheduled or 0 for r in rounds) == len(config.decode.tree_parents)
     penalty = Sampling(repetition_penalty=1.3)
     assert all(record.equal for record in result.records)

@@ -207,3 +207,19 @@ def test_answers_are_scored_both_ways_against_references(
     config.evaluate = replace(config.evaluate, metrics=["blue"], max_prompts=8)
     with pytest.raises(UserError, match=r"evaluate\.metrics: 'blue'.*bleu"):
         stage.run(config)
+
+
+def test_two_prompts_of_one_id_are_refused(
+    config: Config, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files of one name: a record of the one would pass for that of the other."""
+    monkeypatch.setattr(sources, "ChatTemplate", Template)
+    files = [tmp_path / folder / "orders.jsonl" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f'{{"id": "1", "prompt": "{file.parent.name}"}}\n', encoding="utf-8")
+    config.evaluate.tasks = [str(file) for file in files]
+    with pytest.raises(UserError, match="two prompts have the id 'orders/1'"):
+        stage.run(config)
+    config.evaluate.tasks = [str(files[0])]
+    stage.run(config)

@@ -140,7 +140,12 @@ def test_a_lost_set_is_reported_and_loses_no_other(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("", "empty"), ("{", "line 1: broken JSON"), ("[1]", "row 1"), ('"a"', "row 1")]
+    ("content", "words"),
+    [
+        *(("", "empty"), ("{", "line 1: broken JSON"), ("[1]", "row 1"), ('"a"', "row 1")),
+        ("[" * 100_000, "line 1: broken JSON"),
+        (f'{{"answer": {"9" * 5000}}}', "line 1: broken JSON"),
+    ],
 )
 def test_a_file_that_is_no_set_is_named(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "gsm8k.jsonl"
@@ -148,6 +153,24 @@ def test_a_file_that_is_no_set_is_named(tmp_path: Path, content: str, words: str
     with pytest.raises(UserError, match=words) as caught:
         read_tasks(["gsm8k"], {"gsm8k": str(path)})
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("turns", [[], [""], ["a", 5], ["a", None], [["a"]], {"a": "b"}])
+def test_turns_that_are_no_texts_are_named(tmp_path: Path, turns: Any) -> None:
+    path = tmp_path / "mtbench.jsonl"
+    path.write_text(json.dumps({"question_id": 1, "category": "x", "turns": turns}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"row 1 is not a row of MT-Bench .*turns"):
+        read_tasks(["mtbench"], {"mtbench": str(path)})
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "gsm8k.jsonl.gz"
+    content = bytearray(gzip.compress(b'{"question": "q", "answer": "#### 1"}' * 50))
+    content[20] ^= 255
+    for damaged in (bytes(content), bytes(content[:30]), b"no gzip"):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=f"{path} cannot be read"):
+            read_tasks(["gsm8k"], {"gsm8k": str(path)})
 
 
 def test_a_users_file_of_prompts_is_a_task(tmp_path: Path) -> None:

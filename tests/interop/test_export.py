@@ -178,6 +178,31 @@ def test_mtp_of_qwen3_goes_out_and_comes_back(tmp_path: Path) -> None:
     same(draft, tmp_path / "out", qwen)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("form", ["vllm", "sglang"])
+def test_a_standalone_draft_is_a_model_that_transformers_loads(
+    form: str, family: str, tmp_path: Path
+) -> None:
+    import transformers
+
+    on = tiny_target(family)
+    draft = trained(StandaloneOptions(layers=2), on)
+    exported(draft, form, tmp_path / "out", on)
+    same(draft, tmp_path / "out", on)
+    text = torch.tensor([prompts(1, seed=4)[0]])
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float64, attn_implementation=draft.config.attention
+    )
+    with torch.no_grad():
+        found, expected = model(text).logits, draft.model(text).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # Gemma's scale is a float32 number
+
+
+def test_a_standalone_drafts_reduced_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"some of them only.*draft\.vocab_size=null"):
+        exported(trained(StandaloneOptions(layers=2), ids=IDS), "vllm", tmp_path / "out")
+
+
 def test_our_own_format_is_a_draft_as_trained(tmp_path: Path) -> None:
     draft = trained(StandaloneOptions(layers=2))
     exported(draft, "hf", tmp_path / "out")
@@ -209,7 +234,9 @@ GEMMA = tiny_target("gemma2")
             r"no place.*\(eagle\).*format=vllm or format=sglang or format=hf",
         ),
         ("speculators", MtpOptions(), LLAMA, {}, r"Qwen3's kind.*format=hf"),
-        ("vllm", StandaloneOptions(layers=2), LLAMA, {}, r"no place.*\(standalone\).*format=hf"),
+        ("deepspec", StandaloneOptions(layers=2), LLAMA, {}, r"no place.*\(standalone\).*format=vllm"),
+        ("gguf", StandaloneOptions(layers=2), LLAMA, {}, r"not written yet.*format=vllm.*convert_hf_to_gguf"),
+        ("gguf", Eagle3Options(**DEEP), LLAMA, {}, r"not written yet.*not eagle3.*format=vllm"),
     ],
 )
 def test_what_a_format_cannot_carry_is_refused_with_what_works(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deepspec.config.schema import Dtype, TargetConfig
-from deepspec.drafts.options import Eagle3Options, MtpOptions
+from deepspec.drafts.options import DFlashOptions, DSparkOptions, Eagle3Options, MtpOptions, PEagleOptions
 from deepspec.interop.bundle import export
 from deepspec.interop.card import Subject
 from deepspec.target import Target, load_target
@@ -27,11 +27,10 @@ STEPS = 4
 ANCHOR = len(TEXT) - STEPS - 1  # the pending token
 
 
-@pytest.fixture(scope="module")
-def speculators() -> str:
-    """The Python of the reader's environment; skips where it cannot be made."""
+def made_reader(name: str) -> str:
+    """The Python of a reader's environment; skips where it cannot be made."""
     made = subprocess.run(
-        ["bash", str(ROOT / "scripts" / "make_reader.sh"), "speculators"],
+        ["bash", str(ROOT / "scripts" / "make_reader.sh"), name],
         env={**environment(), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
@@ -40,6 +39,11 @@ def speculators() -> str:
     if made.returncode:
         pytest.skip(f"the reader's environment cannot be made: {made.stderr.strip().splitlines()[-1]}")
     return made.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def speculators() -> str:
+    return made_reader("speculators")
 
 
 def saved_target(family: str, folder: Path) -> tuple[Target, str]:
@@ -99,4 +103,41 @@ def test_speculators_reads_our_mtp(speculators: str, tmp_path: Path) -> None:
     draft = trained(MtpOptions(), target).float()
     found = read_by(speculators, draft, target, where, "speculators", tmp_path)
     ours = decoding_logits(draft, target, TEXT, ANCHOR, 1)
+    torch.testing.assert_close(found, ours, rtol=1e-3, atol=1e-3)
+
+
+BLOCK: dict[str, Any] = {"layers": 2, "block_tokens": STEPS, "capture_layers": [0, 1, 2], "vocab_size": None}
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        DFlashOptions(**BLOCK),
+        DSparkOptions(**BLOCK, rank=8),
+        DSparkOptions(**BLOCK, rank=8, sequential="rnn"),
+    ],
+    ids=["dflash", "dspark", "dspark with memory"],
+)
+def test_speculators_reads_our_block_drafts(
+    speculators: str, options: Any, reduced: bool, tmp_path: Path
+) -> None:
+    target, where = saved_target("qwen3", tmp_path / "target")
+    options.mask_token = target.vocab_size - 1
+    ids = torch.arange(0, target.vocab_size, 2) if reduced else None
+    draft = trained(options, target, ids).float()
+    found = read_by(speculators, draft, target, where, "speculators", tmp_path)
+    ours = decoding_logits(draft, target, TEXT, ANCHOR, STEPS)
+    torch.testing.assert_close(found, ours, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_speculators_reads_our_peagle(speculators: str, layers: int, reduced: bool, tmp_path: Path) -> None:
+    target, where = saved_target("llama", tmp_path / "target")
+    options = PEagleOptions(capture_layers=[0, 1, 2], layers=layers, mask_token=target.vocab_size - 1)
+    ids = torch.arange(0, target.vocab_size, 2) if reduced else None
+    draft = trained(options, target, ids).float()
+    found = read_by(speculators, draft, target, where, "speculators", tmp_path)
+    ours = decoding_logits(draft, target, TEXT, ANCHOR, STEPS)
     torch.testing.assert_close(found, ours, rtol=1e-3, atol=1e-3)

@@ -147,4 +147,4 @@ def test_from_the_shell(config: Config, tmp_path: Path) -> None:
     assert f"import_from: {tmp_path / 'nowhere'}" in done.stdout
     done = program("export", "format=onnx", folder=tmp_path)
     assert done.returncode == 1
-    assert "`format` takes one of vllm, speculators, sglang, deepspec, hf" in done.stderr
+    assert "`format` takes one of vllm, speculators, sglang, deepspec, gguf, hf" in done.stderr

@@ -240,7 +240,7 @@ def test_a_sheet_of_another_measurement_is_refused(
     filled = fill(tmp_path / "filled.csv", lines)
     assert command.read_sheets(file, [filled]).judged == 10
     save_result(other(result, created="2027-01-01T00:00:00+00:00"), file)
-    with pytest.raises(UserError, match="made of another one"):
+    with pytest.raises(UserError, match="the sheet is of another result"):
         command.read_sheets(file, [filled])
 
 
@@ -261,14 +261,71 @@ def test_sheets_that_cannot_be_read_are_named(
     for content, words in (
         (f"{head}\n1,p,a,b,\n", "nothing is filled in"),
         (f"{head}\n1,p,a,b,maybe\n", "pair 1: `better` is 'maybe'"),
-        (f"{head}\n77,p,a,b,left\n", "pair 77 is not this result's"),
-        (f"{head}\n1,p,a,b,left\n", "pair 1 is not this result's"),
+        (f"{head}\n77,p,a,b,left\n", "bad.csv, pair 77: this result has no such pair"),
+        (f"{head}\n1,p,a,b,left\n", "bad.csv, pair 1: its answers are not this result's"),
+        ("number,better\n1,left\n1,right\n", "pair 1: it stands in the sheet twice"),
+        ("number,better\n\u00b2,left\n", "pair \u00b2"),
+        ("number,left\n1,x\n", "no column `better`"),
+        ("", "no column `number`"),
     ):
         bad.write_text(content, encoding="utf-8")
         with pytest.raises(UserError, match=words):
             command.read_sheets(file, [bad])
     with pytest.raises(UserError, match="nothing to judge"):
         review.pairs(result, 5)
+
+
+def test_a_sheet_from_a_spreadsheet_is_read(sampled: tuple[EvaluationResult, Path]) -> None:
+    """Semicolons, Windows' line ends, a byte order mark and a further column."""
+    found, file = sampled
+    pairs = review.pairs(found, 100)
+    rows = [["number", "left", "right", "better", "remark"]]
+    rows += [[str(p.number), f"'{p.left}", p.right, "left", "a, b"] for p in pairs]
+    sheet = file.with_name("excel.csv")
+    sheet.write_text("\r\n".join(";".join(row) for row in rows), encoding="utf-8-sig", newline="")
+    assert review.read_sheet(sheet, pairs) == {pair.number: "left" for pair in pairs}
+
+
+def test_a_sheet_that_was_filled_in_is_not_replaced(sampled: tuple[EvaluationResult, Path]) -> None:
+    _, file = sampled
+    sheet = command.make_sheet(file, 3)
+    lines = list(csv.DictReader(sheet.open(encoding="utf-8")))
+    lines[1]["better"] = "same"
+    before = fill(sheet, lines).read_bytes()
+    with pytest.raises(UserError, match=f"{sheet} has been filled in: rename it"):
+        command.make_sheet(file, 5)
+    assert sheet.read_bytes() == before
+
+
+def test_results_that_share_but_the_root_are_compared_where_one_stands(
+    result: EvaluationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name / "result.json" for name in "ab"]
+    for file in files:
+        save_result(result, file)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(command.os.path, "commonpath", lambda paths: "/")
+    assert command.compare_all(files) == tmp_path / "here" / "comparison.html"
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    result: EvaluationResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "result.json"
+    save_result(result, file)
+
+    def refused(self: Path, *args: object, **more: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    with pytest.raises(SystemExit):
+        command.main([str(file)])
+    said = capsys.readouterr().err
+    assert str(tmp_path) in said and "copy the result file elsewhere" in said and "out=" not in said
 
 
 @pytest.mark.parametrize(("hits", "of"), [(0, 5), (5, 5), (8, 10), (50, 100)])

@@ -10,9 +10,11 @@ import pytest
 
 from deepspec import report as command
 from deepspec.errors import UserError
+from deepspec.evaluation.quality.score import QualityPlan, judge
 from deepspec.evaluation.result import EvaluationResult, Metric, save_result
 from deepspec.evaluation.summary import summarise_result
 from deepspec.reporting.html import render
+from deepspec.reporting.markdown import to_markdown
 from deepspec.reporting.plots import Axis, Plot, ticks
 from deepspec.reporting.words import summary_lines, verdict
 from tests.reporting.synthetic import make_records, make_result, spoil
@@ -112,6 +114,16 @@ def test_nothing_is_called_the_fastest_where_no_other_was_tried() -> None:
         "plain decoding by the same loop without a draft (float32; no other was tried)"
     )
     assert "fastest plain decoding tried" not in Page(render(alone)).text
+
+
+def test_every_measure_of_our_own_is_explained_where_it_stands() -> None:
+    records = make_records(9)
+    found = make_result(records)
+    found.quality = judge(records, {}, QualityPlan(), sampled=False)
+    assert {row.metric for row in found.quality.rows} == {"repetition"}
+    for text in (Page(render(found)).text, to_markdown(found)):
+        assert "Repetition: the share of an answer's sequences of 4 tokens" in text
+        assert "Solved" not in text
 
 
 def test_an_unproven_difference_is_the_first_thing_said() -> None:

@@ -71,6 +71,27 @@ def test_an_unreachable_hub_name_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         load_target(config("nobody/nothing"))
 
 
+def test_retries_of_the_hub_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub.utils import _http
+
+    def unreachable(*args: object, **more: object) -> None:
+        _http.logger.warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files ...")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    said = "'nobody/nothing' is no folder here, and the Hugging Face hub cannot be reached"
+    with pytest.raises(UserError, match=said):
+        load_target(config("nobody/nothing"))
+    seen = capsys.readouterr()
+    assert seen.out == "Asking the Hugging Face hub for nobody/nothing ...\n"
+    assert seen.err == "" and not caplog.records
+    with pytest.raises(OSError):
+        unreachable()  # outside a load the library speaks as before
+    assert "Retrying" in capsys.readouterr().err + caplog.text
+
+
 @pytest.mark.parametrize(
     ("file", "key", "value"),
     [("config.json", "rms_norm_eps", 1e-3), ("generation_config.json", "eos_token_id", 9)],
@@ -80,6 +101,13 @@ def test_identity_follows_the_configuration(tiny_folder: Path, file: str, key: s
     settings = json.loads((tiny_folder / file).read_text())
     (tiny_folder / file).write_text(json.dumps({**settings, key: value}))
     assert load_target(config(tiny_folder)).identity()["weights"] != first["weights"]
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"gguf_sha256": 5}', "\x00"])
+def test_a_manifest_of_somebody_else_says_nothing_of_the_weights(tiny_folder: Path, content: str) -> None:
+    expected = load_target(config(tiny_folder)).identity()["weights"]
+    (tiny_folder / "manifest.json").write_text(content)
+    assert load_target(config(tiny_folder)).identity()["weights"] == expected
 
 
 def test_identity_of_a_conversion_is_its_source(tiny_folder: Path) -> None:

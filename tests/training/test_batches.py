@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepspec.errors import UserError
-from deepspec.training.batches import (
-    Plan,
-    check_rows,
-    collate,
-    draft_batch,
-    epoch_order,
-    windows,
-)
+from deepspec.training.batches import Plan, check_rows, collate, epoch_order, windows
+from deepspec.training.sources import Online, draft_batch
 from tests.training import fakes
 
 
@@ -115,7 +109,7 @@ def test_draft_batch_carries_the_targets_features() -> None:
     batch = collate([row])
     batch.loss_mask[:] = 1
     batch.documents[0, -2:] = -1
-    made = draft_batch(batch, target, [0, 2], steps=4)
+    made = draft_batch(batch, Online(target, [0, 2]), steps=4)
     captured = target.capture(batch.tokens, batch.positions, batch.documents, [0, 2])
     assert torch.equal(made.features, captured.features)
     assert torch.equal(made.last_hidden, captured.last_hidden)

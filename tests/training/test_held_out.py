@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from deepspec.drafts.contract import DraftBatch, DraftContext
-from deepspec.training.batches import Plan, draft_batch, windows
+from deepspec.training.batches import Plan, windows
 from deepspec.training.held_out import HeldOut, evaluate_held_out
+from deepspec.training.sources import Online, draft_batch
 from tests.training.fakes import FakeConfig, FakeDraft, FakeTarget, V, rows
 from tests.training.worker import accelerator_for_tests
 
@@ -22,8 +23,7 @@ def evaluate(draft: FakeDraft, how: HeldOut) -> dict[str, object]:
         model,
         rows(9, seed=4),
         how,
-        target=FakeTarget(torch.float64),
-        layers=[0, 2],
+        source=Online(FakeTarget(torch.float64), [0, 2]),
         coefficients=COEFFICIENTS,
         accelerator=accelerator,
     )
@@ -35,7 +35,7 @@ def half_trained_draft() -> FakeDraft:
     draft, target = FakeDraft(FakeConfig(dropout=0.1)).double(), FakeTarget(torch.float64)
     optimiser = torch.optim.Adam(draft.parameters(), lr=0.03)
     ((rows_together,),) = windows(rows(6, seed=7), Plan(6, 6), 0, seed=0)
-    batch = draft_batch(rows_together, target, [0, 2])
+    batch = draft_batch(rows_together, Online(target, [0, 2]))
     for _ in range(40):
         loss = draft(batch)
         (loss.sums["ce"] / loss.weights["ce"]).backward()

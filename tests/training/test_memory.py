@@ -2,8 +2,9 @@
 
 import torch
 
-from deepspec.training.batches import Plan, draft_batch, windows
+from deepspec.training.batches import Plan, windows
 from deepspec.training.memory import GIB, FeatureMemory, split_budget
+from deepspec.training.sources import Online, draft_batch
 from tests.training.fakes import FakeTarget
 from tests.training.fakes import rows as make_rows
 
@@ -14,7 +15,7 @@ def test_a_second_epoch_does_not_run_the_target() -> None:
     made: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for window in windows(rows, Plan(8, 2), 0, seed=3):
         for one in window:
-            batch = draft_batch(one, target, [0, 2], memory=memory)
+            batch = draft_batch(one, Online(target, [0, 2], memory=memory))
             for index, row in enumerate(one.ids):
                 made.setdefault(row, []).append((batch.features[index], batch.last_hidden[index]))
     assert target.captures == 4
@@ -26,11 +27,11 @@ def test_a_second_epoch_does_not_run_the_target() -> None:
 def test_the_budget_is_kept_and_what_does_not_fit_is_still_right() -> None:
     target, rows = FakeTarget(), make_rows(4)
     (window,) = windows(rows, Plan(4, 4), 0, seed=None)
-    whole = draft_batch(window[0], target, [0, 2])
+    whole = draft_batch(window[0], Online(target, [0, 2]))
     size = (whole.features[0].numel() + whole.last_hidden[0].numel()) * whole.features.element_size()
     memory = FeatureMemory(gib=2.5 * size / GIB)
     for _ in range(2):
-        batch = draft_batch(window[0], target, [0, 2], memory=memory)
+        batch = draft_batch(window[0], Online(target, [0, 2], memory=memory))
         torch.testing.assert_close(batch.features, whole.features)
     assert sorted(memory.rows) == [0, 1]
     assert memory.used == 2 * size

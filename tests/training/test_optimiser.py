@@ -11,7 +11,7 @@ from torch import Tensor
 from deepspec.config.schema import TrainConfig
 from deepspec.drafts.contract import DraftBatch, DraftLoss
 from deepspec.errors import UserError
-from deepspec.training.batches import Plan, draft_batch, windows
+from deepspec.training.batches import Plan, windows
 from deepspec.training.optimiser import (
     Micro,
     Stepper,
@@ -19,6 +19,7 @@ from deepspec.training.optimiser import (
     loss_coefficients,
     new_optimiser,
 )
+from deepspec.training.sources import Online, draft_batch
 from tests.training.fakes import FakeConfig, FakeDraft, FakeTarget, rows
 from tests.training.worker import accelerator_for_tests
 
@@ -33,7 +34,7 @@ def accelerator() -> Iterator[Accelerator]:
 def micros(batch_size: int, accumulation: int, count: int) -> list[Micro]:
     target = FakeTarget(torch.float64)
     (window,) = windows(rows(count), Plan(count, batch_size, accumulation), 0, seed=0)
-    return [Micro(draft_batch(one, target, [0, 2]), one.token_count, one.counted) for one in window]
+    return [Micro(draft_batch(one, Online(target, [0, 2])), one.token_count, one.counted) for one in window]
 
 
 def fresh_draft(dropout: float = 0.0) -> FakeDraft:

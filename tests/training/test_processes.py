@@ -170,6 +170,18 @@ def test_a_launcher_that_started_more_is_noticed(monkeypatch: pytest.MonkeyPatch
             launch.new_accelerator(joined, TrainConfig())
 
 
+def test_one_of_several_that_are_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that a cluster's shell or another launcher left behind."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(UserError, match=r"WORLD_SIZE=2 says .* unset WORLD_SIZE"),
+        launch.processes("cpu", Parallel.auto),
+    ):
+        pass
+
+
 def test_the_launchers_accumulation_does_not_divide_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     assert accelerator_for_tests().gradient_accumulation_steps == 1

@@ -52,3 +52,13 @@ def test_a_family_trains_and_decodes(family: str, config: Config) -> None:
     plain = Engine(target, max_batch_size=2).generate(requests)
     drafted = Engine(target, draft, k=3, max_batch_size=2).generate(requests)
     assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+
+
+def test_draft_steps_grow_over_the_ramp(config: Config) -> None:
+    config.draft = Eagle3Options(ttt_steps=3, ttt_ramp=0.5, vocab_size=VOCAB_SIZE)
+    stage.run(change(config, train={"max_steps": 12, "epochs": 99.0, "log_every": 1, "eval_every": 2}))
+    records = history.read(Path(config.out) / "history.jsonl")
+    steps = [len(one["accuracy"]) for one in records if "loss" in one]
+    assert steps == [1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3]
+    evaluations = [one for one in records if "tau" in one]
+    assert [len(one["held_out_accuracy"]) for one in evaluations] == [3] * 6  # an evaluation is no part of it

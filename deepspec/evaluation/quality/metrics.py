@@ -41,8 +41,10 @@ def metric_path(name: str) -> Path:
 def load_metric(name: str) -> LoadedMetric:
     """Load a metric; the `evaluate` library is imported here, which takes seconds."""
     path = metric_path(name)
-    import evaluate
-
+    try:
+        import evaluate
+    except ImportError as error:
+        raise UserError("evaluate.metrics needs packages more: pip install sacrebleu rouge-score") from error
     try:
         metric = evaluate.load(str(path), experiment_id="deepspec", keep_in_memory=True)
     except Exception as error:  # a user's file may raise anything

@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import json
 import os
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -109,7 +110,7 @@ def rows_of(path: Path) -> list[Row]:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = content.decode("utf-8").strip()
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise Unreachable(f"{path} cannot be read ({error}).") from error
     if not text:
         raise Unreachable(f"{path} is empty.")
@@ -122,8 +123,9 @@ def rows_of(path: Path) -> list[Row]:
 def _parse(text: str, path: Path, line: int) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise Unreachable(f"{path}, line {line}: broken JSON ({error.msg}).") from error
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise Unreachable(f"{path}, line {line}: broken JSON ({why}).") from error
 
 
 def _objects(lists: Iterable[object], path: Path) -> list[Row]:

@@ -141,8 +141,11 @@ def arena_hard(row: Row, number: int) -> Item:
 
 def _turns(row: Row, number: int, task: str) -> Item:
     turns = first(row, "turns", "prompt")
-    turns = [turns] if isinstance(turns, str) else list(turns)
-    texts = tuple(str(turn["content"] if isinstance(turn, dict) else turn) for turn in turns)
+    turns = turns if isinstance(turns, list | tuple) else [turns]
+    said = [turn.get("content") if isinstance(turn, dict) else turn for turn in turns]
+    texts = tuple(text for text in said if isinstance(text, str) and text.strip())
+    if not texts or len(texts) < len(said):
+        raise BadTaskRow("its turns must be texts, at least one and none empty")
     references = row.get("reference") or []
     references = [references] if isinstance(references, str) else references
     return Item(

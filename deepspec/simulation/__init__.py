@@ -1,0 +1,1 @@
+"""Continuous batching without a model: recorded rounds, measured costs and the engine's own scheduler."""
