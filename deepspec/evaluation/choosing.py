@@ -12,15 +12,17 @@ from deepspec.evaluation.baselines import OURS, TRANSFORMERS, time_baselines
 from deepspec.evaluation.journal import Decision
 from deepspec.evaluation.measure import PLAIN, SPECULATIVE, Decode, Hooks, Plan, measure, records
 from deepspec.evaluation.prompts import Prompt
-from deepspec.evaluation.result import Baseline, SweepPoint
+from deepspec.evaluation.result import Baseline, SweepPoint, ThreadSpeed
 from deepspec.evaluation.statistics import null
 from deepspec.evaluation.subject import Subject
 from deepspec.evaluation.summary import summarise
+from deepspec.evaluation.threads import candidates, try_threads
 from deepspec.evaluation.ways import configured_way, plain_way
 from deepspec.target import Target
 
 BASELINE_PROMPTS = 4  # enough, with so many tokens each, to tell which plain decoding is the fastest;
 BASELINE_TOKENS = 32  # the main run then measures it properly
+THREAD_TOKENS = 12
 BASELINE_DTYPES = ("float32", "bfloat16")
 
 Way = tuple[str, str]  # decoder, dtype
@@ -43,17 +45,26 @@ class Chooser:
     def decide(self) -> tuple[Decision, Decode | None]:
         """What the main run needs to know; with it the fastest plain decoding, where that is not our loop as it
         stands (to be loaded anew by whoever goes on from the decision alone)."""
+        threads = self._threads()
         sweep, k = self._sweep()
         baselines, ways = self._baselines()
         chosen = next(baseline for baseline in baselines if baseline.chosen)
         # with decode.exact the main run's plain decoding is another, and slower, than this one
         ours = (chosen.decoder, chosen.dtype) == (OURS, self.subject.dtype) and not self.config.decode.exact
         if ours or not ways:
-            return Decision(k, sweep, baselines, None), None
+            return Decision(k, sweep, baselines, None, threads), None
         return (
-            Decision(k, sweep, baselines, [chosen.decoder, chosen.dtype]),
+            Decision(k, sweep, baselines, [chosen.decoder, chosen.dtype], threads),
             ways[chosen.decoder, chosen.dtype],
         )
+
+    def _threads(self) -> list[ThreadSpeed]:
+        """The number of threads for everything that follows, by plain decoding: the headline's other side."""
+        if self.config.evaluate.threads or self.subject.target.device.type != "cpu":
+            return []
+        few = replace(self.plan, max_new_tokens=min(self.plan.max_new_tokens, THREAD_TOKENS))
+        request = few.request(self.baseline_prompts[0], 0)
+        return try_threads(plain_way(self.subject.target), request, candidates(torch.get_num_threads()))
 
     def _sweep(self) -> tuple[list[SweepPoint], int]:
         """Try every K on a few prompts, all interleaved with plain decoding; keep the fastest."""

@@ -7,7 +7,7 @@ from deepspec.decoding.trees import longest_path, size_of
 from deepspec.drafts.contract import DynamicTree, StaticTree
 from deepspec.evaluation.baselines import OURS
 from deepspec.evaluation.machine import describe_machine
-from deepspec.evaluation.result import Baseline, Conditions, Noise, PromptRecord
+from deepspec.evaluation.result import Baseline, Conditions, Noise, PromptRecord, ThreadSpeed
 from deepspec.evaluation.subject import Papers
 from deepspec.evaluation.summary import seconds_a_token
 from deepspec.target import Target
@@ -25,6 +25,7 @@ def conditions_of(
     sweep: tuple[int, int] = (0, 0),
     processes: int = 1,
     resumed: int = 0,
+    threads: Sequence[ThreadSpeed] = (),
 ) -> Conditions:
     """The conditions of a finished run. fastest: the headline's denominator. sweep: how many prompts it had, and how
     many of them the main run too."""
@@ -50,6 +51,7 @@ def conditions_of(
         noise=noise,
         processes=processes,
         resumed=resumed,
+        threads=list(threads),
     )
 
 

@@ -8,12 +8,12 @@ folder must be on a file system that they share.
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deepspec.artifacts import write_json
-from deepspec.evaluation.result import Baseline, PromptRecord, SweepPoint
+from deepspec.evaluation.result import Baseline, PromptRecord, SweepPoint, ThreadSpeed
 from deepspec.evaluation.typed_json import build
 
 FOLDER = "partial"
@@ -33,6 +33,7 @@ class Decision:
     sweep: list[SweepPoint]
     baselines: list[Baseline]
     fastest: list[str] | None
+    threads: list[ThreadSpeed] = field(default_factory=list)
 
 
 class Journal:

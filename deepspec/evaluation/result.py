@@ -150,6 +150,15 @@ class Machine:
 
 
 @dataclass
+class ThreadSpeed:
+    """Plain decoding of one prompt with so many of torch's threads."""
+
+    threads: int
+    tokens_per_second: float | None
+    chosen: bool
+
+
+@dataclass
 class Conditions:
     """What a reader needs beside every number."""
 
@@ -172,6 +181,7 @@ class Conditions:
     machine: Machine
     noise: Noise
     processes: int = 1  # that shared the prompts; noise is the first one's
+    threads: list[ThreadSpeed] = field(default_factory=list)  # that were tried first; [] = none
     resumed: int = 0  # prompts whose records an earlier, interrupted run had finished
 
 

@@ -32,6 +32,7 @@ from deepspec.evaluation.resources import measure_resources
 from deepspec.evaluation.result import SCHEMA_VERSION, EvaluationResult, PromptRecord
 from deepspec.evaluation.subject import Papers, Subject
 from deepspec.evaluation.summary import summaries
+from deepspec.evaluation.threads import threads_as_they_were
 from deepspec.evaluation.ways import configured_way, plain_way
 
 
@@ -49,7 +50,8 @@ def evaluate(
     wait: until all processes that share the journal have come here. The first of them gets the result, the
     others None.
     """
-    return _Evaluation(config, subject, prompts, papers, journal, wait).result()
+    with threads_as_they_were():
+        return _Evaluation(config, subject, prompts, papers, journal, wait).result()
 
 
 class _Evaluation:
@@ -109,6 +111,7 @@ class _Evaluation:
             sweep=(len(self.sweep), self.overlap) if self.ks else (0, 0),
             processes=self.journal.processes,
             resumed=self.run.resumed,
+            threads=decision.threads,
         )
         summary, categories = summaries(records, conditions, steps)
         asked = self.config.decode.tree.value
@@ -193,6 +196,9 @@ class _Evaluation:
                 "that all of them see."
             )
         self.k = decision.k
+        for tried in decision.threads:
+            if tried.chosen:
+                torch.set_num_threads(tried.threads)
         if decision.fastest is None:
             self.bar.total -= decodings_of(len(self.main), 1, self.plan) * self.config.evaluate.baselines
         elif fastest is None:

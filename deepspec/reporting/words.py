@@ -2,7 +2,7 @@
 
 from deepspec.evaluation.quality.findings import Quality
 from deepspec.evaluation.quality.two_sample import TwoSample
-from deepspec.evaluation.result import Baseline, EvaluationResult, Metric, Summary
+from deepspec.evaluation.result import Baseline, Conditions, EvaluationResult, Metric, Summary
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -175,6 +175,19 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
+def _threads(conditions: Conditions) -> str:
+    number = conditions.machine.threads
+    words = f"Every way ran with the same {number} torch thread{'s' if number != 1 else ''}"
+    if not conditions.threads:
+        return f"{words}; other numbers of threads were not tried."
+    tried = ", ".join(
+        f"{one.threads}: {one.tokens_per_second:.1f}" for one in conditions.threads if one.tokens_per_second
+    )
+    return (
+        f"{words}, with which plain decoding of one prompt was fastest (tokens a second by threads: {tried})."
+    )
+
+
 def method(result: EvaluationResult) -> list[str]:
     """How it was measured, a sentence each."""
     conditions, third = result.conditions, any(record.fastest for record in result.records)
@@ -185,8 +198,7 @@ def method(result: EvaluationResult) -> list[str]:
         + ("; and by the fastest plain decoding found." if third else "."),
         "Speed is total seconds over total tokens of the same prompts; an answer's first token belongs to "
         "the prefill and is counted apart.",
-        f"Every way ran with the same {conditions.machine.threads} torch "
-        f"thread{'s' if conditions.machine.threads != 1 else ''}; other numbers of threads were not tried.",
+        _threads(conditions),
         f"Intervals are 95% bootstrap intervals over prompts ({conditions.resamples:,} resamples), widened "
         "for their number; below 8 prompts there is none.",
     ]
