@@ -20,7 +20,7 @@ Detokenise = Callable[[list[int]], str]
 @dataclass(frozen=True)
 class Plan:
     """How the requests of a measurement are made. `repeats`: every prompt, every way. `warmup`: the first
-    prompts are decoded every way once before anything counts."""
+    prompts are decoded every way once before anything counts, up to `warmup_tokens` (None: to their end)."""
 
     max_new_tokens: int
     eos: tuple[int, ...]
@@ -28,6 +28,7 @@ class Plan:
     seed: int = 0
     repeats: int = 1
     warmup: int = 1
+    warmup_tokens: int | None = None
     stop: tuple[str, ...] = ()
 
     def request(self, prompt: Prompt, repeat: int) -> Request:
@@ -85,9 +86,10 @@ def measure(
 
 def warm_up(prompts: Sequence[Prompt], arms: Mapping[str, Decode], plan: Plan, hooks: Hooks) -> None:
     """Decode the first `plan.warmup` prompts every way; nothing of it counts."""
+    short = replace(plan, max_new_tokens=min(plan.max_new_tokens, plan.warmup_tokens or plan.max_new_tokens))
     for prompt in prompts[: plan.warmup]:
         for decode in arms.values():
-            decode(plan.request(prompt, 0))
+            decode(short.request(prompt, 0))
             hooks.progress()
 
 

@@ -35,6 +35,8 @@ from deepspec.evaluation.summary import summaries
 from deepspec.evaluation.threads import threads_as_they_were
 from deepspec.evaluation.ways import configured_way, plain_way
 
+WARMUP_TOKENS = 16
+
 
 def evaluate(
     config: Config,
@@ -85,6 +87,8 @@ class _Evaluation:
             seed=decode.seed,
             repeats=settings.repeats,
             warmup=settings.warmup_prompts,
+            # what is compiled is compiled for the lengths of a whole answer
+            warmup_tokens=None if decode.compile else WARMUP_TOKENS,
             stop=tuple(decode.stop),
         )
         self.once = replace(self.plan, repeats=1, warmup=min(1, settings.warmup_prompts))

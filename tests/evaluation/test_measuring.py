@@ -39,6 +39,19 @@ def pretending(name: str, log: list[str], answer: list[int]) -> Decode:
     return decode
 
 
+def test_a_warm_up_is_as_short_as_asked() -> None:
+    asked: list[int] = []
+
+    def decode(request: Request) -> Result:
+        asked.append(request.max_new_tokens)
+        return Result(request.id, [1], "length", 0.0, 1.0)
+
+    measure(PROMPTS[:2], {"A": decode}, Plan(8, (), warmup=1, warmup_tokens=3))
+    measure(PROMPTS[:1], {"A": decode}, Plan(2, (), warmup=1, warmup_tokens=3))
+    measure(PROMPTS[:1], {"A": decode}, Plan(8, (), warmup=1))
+    assert asked == [3, 8, 8, 2, 2, 8, 8]
+
+
 def test_arms_take_turns_and_warm_up_is_not_counted() -> None:
     log: list[str] = []
     done: list[None] = []
