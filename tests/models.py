@@ -1,7 +1,9 @@
 """Tiny random targets of several families, in float64: small enough to enumerate, real code of each family."""
 
 import functools
+from pathlib import Path
 
+import tokenizers
 import torch
 import transformers
 
@@ -91,3 +93,18 @@ def prompts(count: int, seed: int = 0, longest: int = 24) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
     return [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def save_tiny(folder: Path, family: str) -> Path:
+    """The tiny model as a local folder, with a tokenizer of whole words (w0, w1, ...)."""
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model = tiny_model(family)
+    if family == "llama":
+        model.set_attn_implementation("sdpa")
+    model.save_pretrained(folder)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", unk_token="w0")
+    fast.save_pretrained(folder)
+    return folder

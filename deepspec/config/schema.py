@@ -185,6 +185,13 @@ class Fallback(Enum):
     auto = "auto"
 
 
+class DeviceMap(Enum):
+    """How a target's layers are spread: over all devices alike, or one device after the other."""
+
+    balanced = "balanced"
+    sequential = "sequential"
+
+
 @dataclass
 class TargetConfig:
     """The frozen model that the draft is made for."""
@@ -194,6 +201,12 @@ class TargetConfig:
     revision: str | None = None  # with a hub name: the commit; null = the newest
     dtype: Dtype = Dtype.auto
     device: str = "auto"  # where it runs, as torch names it; auto = cuda where there is one, else cpu
+    # spread over all devices, memory and disk where one device is too small: balanced or sequential; null = one device
+    device_map: DeviceMap | None = None
+    max_memory: dict[str, str] = field(default_factory=dict)  # with device_map: {0: 70GiB, cpu: 200GiB}
+    offload_folder: str | None = (
+        None  # with device_map: where layers go that fit nowhere else; null = not copied
+    )
     attention: str = "auto"  # which attention code runs; auto = sdpa where the family has it, else eager
     trust_remote_code: bool = False  # run the checkpoint's own code; recorded in every manifest
     allow_other_target: bool = False  # use a draft or data made for other weights of the same shape; recorded

@@ -14,12 +14,13 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from deepspec.artifacts import MANIFEST
-from deepspec.config.schema import Dtype, TargetConfig
+from deepspec.config.schema import DeviceMap, Dtype, TargetConfig
 from deepspec.errors import UserError
 from deepspec.target.builtin import builtin_folder
 from deepspec.target.dtype import probe_dtype
 from deepspec.target.edges import Edges, shallow
 from deepspec.target.model import Target
+from deepspec.target.placement import places
 
 BUILTIN = "builtin:"
 HUB_RETRIES = "huggingface_hub.utils._http"  # the logger that prints each of them
@@ -72,18 +73,39 @@ def _loaded(
             tokenizer = AutoTokenizer.from_pretrained(path, **common)
             _check_vocabulary(config, tokenizer, model_config)
             dtype = resolve_dtype(config.dtype, device, model_config)
-            if first_layers is None:
-                model = _model(path, config, dtype, common)
-            else:
+            if first_layers is not None:
                 count = first_layers(model_config.get_text_config(decoder=True).num_hidden_layers)
                 with _silent():  # about the tensors that are left out
                     model = _model(
                         path, config, dtype, common | {"config": shallow(model_config, max(count, 1))}
                     )
+            elif config.device_map is not None:
+                return _spread(path, config, model_config, dtype, common), tokenizer, model_config, path
+            else:
+                model = _model(path, config, dtype, common)
         model.to(device)  # type: ignore[arg-type]
         return model, tokenizer, model_config, path
 
     return _made(config, load)
+
+
+def _spread(
+    path: str, config: TargetConfig, model_config: Any, dtype: torch.dtype, common: dict[str, Any]
+) -> PreTrainedModel:
+    """The model over several devices, memory and disk (`target.device_map`)."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "target.device_map spreads one target over all devices of this machine, for one process: start it without "
+            "a launcher, or leave target.device_map out so that each process has a device of its own."
+        )
+    balanced = config.device_map is DeviceMap.balanced
+    found = places(
+        model_config, dtype, config.max_memory, balanced=balanced, remote_code=config.trust_remote_code
+    )
+    with _silent():  # about parameters that lie elsewhere, which was asked for
+        return _model(
+            path, config, dtype, common | {"device_map": found, "offload_folder": config.offload_folder}
+        )
 
 
 def _made(config: TargetConfig, make: Callable[[], Made]) -> Made:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -60,7 +60,7 @@ class Target:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.max_positions: int = getattr(self.config, "max_position_embeddings", None) or 1 << 20
         self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
+        self.device: torch.device = model.get_output_embeddings().weight.device
         self.decoder: nn.Module = model.get_decoder()
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
         self.num_layers = len(self.layers)
@@ -141,7 +141,7 @@ class Target:
         else:
             with self._capturing(layers) as captured:
                 logits = self._step(**inputs)
-            outputs = [captured[layer] for layer in layers]
+            outputs = [captured[layer].to(self.device) for layer in layers]
         return TargetOutput(logits, torch.cat(outputs, -1) if layers else None)
 
     def _step(self, **inputs: Any) -> Tensor:
@@ -165,13 +165,17 @@ class Target:
                 position_ids=positions,
                 use_cache=False,
             )
-        hidden = captured[last]
-        features = torch.cat([captured[layer] for layer in layers], -1) if layers else hidden[..., :0]
+        hidden = captured[last].to(self.device)
+        features = (
+            torch.cat([captured[layer].to(self.device) for layer in layers], -1)
+            if layers
+            else hidden[..., :0]
+        )
         return Captured(features, hidden)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[...] int64 → [..., H]: what enters the first decoder layer, the family's embedding scale included."""
-        rows = self.model.get_input_embeddings()(tokens)
+        rows = self.model.get_input_embeddings()(tokens).to(self.device)
         if self._embedding_scale is None:
             return rows
         return rows * torch.tensor(self._embedding_scale, dtype=rows.dtype, device=rows.device)
@@ -193,16 +197,14 @@ class Target:
         normed = normed.to(self.dtype)[None]
         output = _DecoderOutput(last_hidden_state=cast(FloatTensor, normed))
         linear = self.model.get_output_embeddings()
-        self.decoder.forward = lambda *_, **__: output
-        if rows is not None:
-            weight, bias = self._head_rows(linear, rows)
-            linear.forward = lambda hidden: nn.functional.linear(hidden, weight, bias)
-        try:
-            return self.model(inputs_embeds=normed, use_cache=False).logits[0]
-        finally:
-            del self.decoder.forward
+        with ExitStack() as stack:
+            stack.enter_context(_instead(self.decoder, lambda *_, **__: output))
             if rows is not None:
-                del linear.forward
+                weight, bias = self._head_rows(linear, rows)
+                stack.enter_context(
+                    _instead(linear, lambda hidden: nn.functional.linear(hidden, weight, bias))
+                )
+            return self.model(inputs_embeds=normed, use_cache=False).logits[0]
 
     def _head_rows(self, linear: Any, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The head's weight and bias at `rows`, gathered once: a draft asks for the same ones all the time."""
@@ -231,6 +233,20 @@ class Target:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+@contextmanager
+def _instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Another forward for a while; where accelerate has put one of its own over the class's, that comes back."""
+    before = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -329,5 +345,7 @@ def _constant_ratio(scaled: Tensor, rows: Tensor) -> float | None:
     index = rows.abs().float().argmax()
     ratio = (scaled.flatten()[index].double() / rows.flatten()[index].double()).item()
     again = rows * torch.tensor(ratio, dtype=rows.dtype, device=rows.device)
-    close = torch.allclose(again.float(), scaled.float(), rtol=1e-2 if rows.dtype == torch.bfloat16 else 1e-5)
+    close = torch.allclose(
+        again.float(), scaled.to(again.device).float(), rtol=1e-2 if rows.dtype == torch.bfloat16 else 1e-5
+    )
     return ratio if close and ratio != 1.0 else None

@@ -56,11 +56,11 @@ class _Layer(CacheLayerMixin):
     def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
         rows, _, count, _ = new.shape
         start, slots = self.state.start, self.state.slots
-        if start is not None:
+        if slots is None:
             buffer[:rows, :, start : start + count] = new
         else:
             index = torch.arange(rows, device=new.device)[:, None]
-            buffer[index, :, slots] = new.transpose(1, 2)
+            buffer[index, :, slots.to(new.device)] = new.transpose(1, 2)
         return buffer[:rows, :, : self.state.width]
 
     def ensure_columns(self, capacity: int) -> None:
@@ -95,7 +95,7 @@ class State(Cache):
         self.max_rows = max_rows
         self.capacity = capacity
         self.lengths = [0] * rows
-        self.start: int | None = 0
+        self.start = 0
         self.slots: Tensor | None = None
         self.width = 0
         self.buffers = [_Layer(self) for _ in range(num_layers)]
@@ -117,7 +117,7 @@ class State(Cache):
         else:
             device = layout.positions.device
             starts = torch.tensor(layout.lengths, device=device) + layout.written
-            self.start, self.slots = None, starts[:, None] + torch.arange(count, device=device)
+            self.start, self.slots = 0, starts[:, None] + torch.arange(count, device=device)
 
     def keep(self, counts: Sequence[int], path: Tensor | None = None) -> None:
         """Keep `counts[b]` of the tokens the last forward wrote in row b; the others are forgotten.
@@ -130,7 +130,8 @@ class State(Cache):
             starts = torch.tensor(self.lengths, device=path.device)[:, None]
             source, goal = starts + path, starts + torch.arange(path.shape[1], device=path.device)
             for buffer in self._buffers():
-                buffer[rows, :, goal] = buffer[rows, :, source]
+                row, to, of = (index.to(buffer.device) for index in (rows, goal, source))
+                buffer[row, :, to] = buffer[row, :, of]
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def truncate(self, lengths: Sequence[int]) -> None:

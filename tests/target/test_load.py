@@ -15,7 +15,7 @@ import transformers
 from deepspec.config.schema import Dtype, TargetConfig
 from deepspec.errors import UserError
 from deepspec.target import builtin, load_target, resolve_dtype
-from tests.models import tiny_model
+from tests.models import save_tiny, tiny_model
 
 
 def config(path: Path | str, **more: object) -> TargetConfig:
@@ -24,16 +24,7 @@ def config(path: Path | str, **more: object) -> TargetConfig:
 
 @pytest.fixture
 def tiny_folder(tmp_path: Path) -> Path:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2", unk_token="w0")
-    model = tiny_model("llama")
-    model.set_attn_implementation("sdpa")
-    model.save_pretrained(tmp_path / "model")
-    fast.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return save_tiny(tmp_path / "model", "llama")
 
 
 def test_a_local_folder_loads_in_the_asked_format(tiny_folder: Path) -> None:
