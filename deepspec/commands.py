@@ -45,6 +45,10 @@ def serve() -> None:
     start("serve")
 
 
+def serve_features() -> None:
+    start("serve_features")
+
+
 def bench_endpoint() -> None:
     start("bench_endpoint", name="endpoints")
 

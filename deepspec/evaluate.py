@@ -47,9 +47,14 @@ def run(config: Config) -> Path:
     A draft with nothing to train is measured as it is, into a folder named after it. Returns the report's path.
     What was measured with the same draft and settings is not measured again.
     UserError where a result of other settings is in the way, unless `config.overwrite`, and (after writing)
-    when a greedy output differs from plain decoding and rounding is not the reason.
+    when a greedy output differs from plain decoding and rounding is not the reason. `config.tune`: see
+    `deepspec.tuning`.
     """
     check(config)
+    if config.tune:
+        from deepspec.tuning import tune
+
+        return tune(config)
     check_prompts(config)
     with sharing(config) as shared:
         return _run(config, shared)

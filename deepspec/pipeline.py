@@ -21,9 +21,8 @@ def run(config: Config) -> None:
     """The stages in order, in this process; each sees for itself whether it is already done."""
     check(config)
     begun = time.perf_counter()
-    stages = [
-        name for name in STAGES if name != "capture" or config.features.source is not FeatureSource.online
-    ]
+    stores = config.features.source in (FeatureSource.store, FeatureSource.auto)
+    stages = [name for name in STAGES if name != "capture" or stores]
     for number, name in enumerate(stages, 1):
         print(f"\n[{number}/{len(stages)}] {name}, after {minutes(time.perf_counter() - begun)}", flush=True)
         import_module(f"deepspec.{name}").run(config)

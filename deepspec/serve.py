@@ -34,7 +34,7 @@ def run(config: Config) -> None:
 
     key = key_from_environment()
     found = find_draft(config)
-    with bound_socket(config.serve) as bound:
+    with bound_socket(config.serve.host, config.serve.port, "serve") as bound:
         pair = load_pair(config, found)
         if key is None and not is_local(config.serve.host):
             pair.warnings.append(

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +42,7 @@ from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import Processes, describe, new_accelerator, processes, with_accumulation
 from deepspec.training.loop import Run, Trained, train
+from deepspec.training.remote import FromServer
 from deepspec.training.saved_draft import start_from, weights_sha256
 from deepspec.training.sources import FromStore, Sources, online
 from deepspec.training.trackers import new_tracker
@@ -70,7 +72,8 @@ def _run(config: Config, joined: Processes) -> Path:
     if joined.state.is_main_process:
         check_whole(out / "data", data, command("prepare"))
     stored = _from_store(config, joined)
-    target = _target(config, data, joined.state, whole=not stored)
+    elsewhere = stored or config.features.source is FeatureSource.server
+    target = _target(config, data, joined.state, whole=not elsewhere)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
     notes = check_fit(data["inputs"]["target"], target.identity(), allow, what)
     accelerator = new_accelerator(joined, config.train, lambda: _precision_of(target))
@@ -121,7 +124,7 @@ def _from_store(config: Config, joined: Processes) -> bool:
     from deepspec.capture import capture, store_is_there
 
     source = config.features.source
-    if source is FeatureSource.online:
+    if source in (FeatureSource.online, FeatureSource.server):
         return False
     if config.auto_prepare:
         return capture(config, joined) is not None
@@ -165,6 +168,18 @@ def _sources(
         check_store(store, wanted.made_of, wanted.data)
         rows = StoredRows(store, layers, target.device, target.dtype)
         return Sources(FromStore(rows, target, features.prefetch), FromStore(rows, target))
+    if features.source is FeatureSource.server:
+        remote = partial(
+            FromServer,
+            target,
+            layers,
+            features.servers,
+            seconds=features.server_seconds,
+            made_by="python -m deepspec.serve_features with this target",
+            resume=command("train"),
+            batch_size=features.batch_size,
+        )
+        return Sources(remote(ahead=features.prefetch), remote())
     memory = config.train.keep_features_gib
     if not features.devices:
         return online(target, layers, memory, features.batch_size)

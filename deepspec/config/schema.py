@@ -71,11 +71,13 @@ class Tracker(Enum):
 
 class FeatureSource(Enum):
     """Where training reads the target's features: from the target as it runs beside the draft, or from a store that
-    `deepspec.capture` has made; `auto` decides by size, free disk and epochs, and says so."""
+    `deepspec.capture` has made, or from servers that run the target elsewhere (`deepspec.serve_features`); `auto` decides
+    between the first two by size, free disk and epochs, and says so."""
 
     auto = "auto"
     online = "online"
     store = "store"
+    server = "server"
 
 
 class StoreFormat(Enum):
@@ -247,6 +249,8 @@ class DataConfig:
     decontaminate_words: int = 13  # so many words in a row, shared with one of them, are too many
     min_characters: int = 0  # leave out a prompt whose user says less
     max_characters: int | None = None  # leave out a prompt whose user says more
+    # leave out prompts whose user writes another language, e.g. [en, de]; [] = none. Short texts stay
+    languages: list[str] = field(default_factory=list)
     redact: bool = False  # e-mail addresses, keys, card numbers → [EMAIL], [SECRET], [NUMBER]
     # prompts rewritten and added to the training side; each {name, probability, seed, options of its own}
     augment: list[dict[str, Any]] = field(default_factory=list)
@@ -279,6 +283,9 @@ class FeaturesConfig:
     """Where training takes the target's features from, and how a store holds them."""
 
     source: FeatureSource = FeatureSource.online
+    # with source=server: base URLs of feature servers (http://host:8000/v1); $DEEPSPEC_API_KEY is their key
+    servers: list[str] = field(default_factory=list)
+    server_seconds: float = 600.0  # how long all of them may be away before training stops
     folder: str | None = None  # of the store, which several runs may share; null = features/ in `out`
     format: StoreFormat = StoreFormat.int8
     keep: KeepFeatures = KeepFeatures.needed
@@ -448,6 +455,17 @@ class HardwareConfig:
 
 
 @dataclass
+class TuningConfig:
+    """How `evaluate tune=true` looks for the fastest settings of decoding."""
+
+    batch_size: int = 1  # requests at once that the settings are for
+    trials: int = 6  # batches on which candidates are tried against each other; after each heat half fall out
+    confirmations: int = (
+        12  # batches on which the best is compared with the default; below 8 nothing is proven
+    )
+
+
+@dataclass
 class SimulateConfig:
     """A recorded run under load: which loads, which ways of drafting, and what is known of the machine."""
 
@@ -494,6 +512,18 @@ class ServeConfig:
 
 
 @dataclass
+class FeatureServerConfig:
+    """The feature server, which runs the target for trainers elsewhere."""
+
+    host: str = "127.0.0.1"  # 0.0.0.0 = every network: then set a key, $DEEPSPEC_API_KEY
+    port: int = 8000  # 0 = any that is free
+    queue: int = 32  # batches that may wait; more are refused with 429, and trainers come again
+    max_body: int = 67108864  # bytes of a question
+    max_tokens: int = 262144  # of a batch, padding included
+    grace: float = 30.0  # seconds that batches in work have when the server is told to stop
+
+
+@dataclass
 class EndpointConfig:
     """How a server is measured. temperature, top_p, seed, stop and the longest answer are those of `decode`."""
 
@@ -528,15 +558,18 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     verify: VerifyConfig = field(default_factory=VerifyConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    feature_server: FeatureServerConfig = field(default_factory=FeatureServerConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     # -- of one stage alone
     url: str | None = None  # bench_endpoint: the server, http://host:8000/v1
     model: str | None = None  # bench_endpoint: its name there; null = the first that the server lists
     other_url: str | None = None  # bench_endpoint: a second server, measured in turns with the first
     other_model: str | None = None  # bench_endpoint: null = model
+    tune: bool = False  # evaluate: find the fastest settings of decode, starting from a finished evaluation
     audit: bool = False  # prepare: also write audit.html, rows coloured by their loss mask
     retry_errors: bool = False  # prepare: ask the servers again for answers that failed in an earlier run
     prompt: str | None = None  # generate: what to answer, put into the target's chat template

@@ -46,9 +46,15 @@ STAGES: dict[str, Stage] = {
     ),
     "evaluate": Stage(
         "Decodes the same prompts plainly and with <out>/draft, in turns, and says how much faster the draft makes "
-        "it, with intervals. Writes <out>/evaluation/result.json and report.html.",
-        ("+recipe=quickstart", "+recipe=quickstart_ngram", "+recipe=quickstart 'evaluate.sweep=[1,2]'"),
-        (*RUN, "target", "draft", "decode", "evaluate"),
+        "it, with intervals. Writes <out>/evaluation/result.json and report.html; with tune=true, after that, the "
+        "fastest settings of decode into <out>/tuning.",
+        (
+            "+recipe=quickstart",
+            "+recipe=quickstart_ngram",
+            "+recipe=quickstart out=runs/short 'evaluate.sweep=[1,2]'",
+            "+recipe=quickstart tune=true tuning.batch_size=4",
+        ),
+        (*RUN, "target", "draft", "decode", "evaluate", "tune", "tuning"),
     ),
     "pipeline": Stage(
         "prepare, train and evaluate in one process; what is done already is skipped.",
@@ -88,6 +94,15 @@ STAGES: dict[str, Stage] = {
             "+recipe=quickstart decode.schedule=hardware decode.fallback=auto serve.port=8001",
         ),
         (*RUN[:3], "target", "draft", "decode", "serve"),
+    ),
+    "serve_features": Stage(
+        "Runs the target on this machine and gives its features to trainers elsewhere (features.source=server), any "
+        "number of them. Clients' key: $DEEPSPEC_API_KEY.",
+        (
+            "+recipe=quickstart feature_server.port=8001",
+            "target=hf target.path=Qwen/Qwen3-4B target.dtype=bfloat16 feature_server.host=0.0.0.0",
+        ),
+        ("name", "out", "target", "feature_server"),
     ),
     "bench_endpoint": Stage(
         "Measures any OpenAI-compatible server from outside: round trips, time to the first token and for each further "

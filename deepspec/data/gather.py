@@ -61,7 +61,12 @@ def check_settings(settings: DataConfig) -> None:
 
 def deciding(settings: DataConfig) -> dict[str, Any]:
     """The settings that decide what is in the artifact: not where or how fast answers are fetched."""
-    return {key: value for key, value in plain(settings).items() if key not in NOT_DECIDING}
+    return {
+        key: value
+        for key, value in plain(settings).items()
+        # where no language is chosen, data of before there was a choice are the same
+        if key not in NOT_DECIDING and (key != "languages" or value)
+    }
 
 
 def gather(settings: DataConfig, work: Path | None = None) -> Gathered:

@@ -1,4 +1,4 @@
-"""Cleaning on the way in: lengths, secrets, near-duplicates, and what evaluation asks.
+"""Cleaning on the way in: lengths, languages, secrets, near-duplicates, and what evaluation asks.
 
 Near-duplicates: MinHash with banding (A. Broder, "On the resemblance and containment of documents", 1997);
 signatures by datasketch, candidates by the store's index, so that memory does not grow with the rows.
@@ -14,6 +14,7 @@ import numpy as np
 
 from deepspec.config.schema import DataConfig
 from deepspec.data.conversation import BadRow, Conversation, Tally
+from deepspec.data.languages import UNKNOWN, Languages
 from deepspec.data.prompts import read_prompts
 from deepspec.data.store import Store
 from deepspec.errors import UserError
@@ -50,6 +51,7 @@ class Hygiene:
         self.overlaps: list[dict[str, Any]] = []
         threshold = settings.near_duplicates
         self.is_near = NearDuplicates(store, threshold) if threshold is not None else None
+        self.languages = Languages(settings.languages) if settings.languages else None
         self.tested = Tested(settings.decontaminate, settings.decontaminate_words)
 
     def add(self, conversation: Conversation) -> None:
@@ -72,6 +74,8 @@ class Hygiene:
             return "shorter than data.min_characters"
         if self.settings.max_characters is not None and len(text) > self.settings.max_characters:
             return "longer than data.max_characters"
+        if self.languages is not None and (reason := self._language(self.languages, text)):
+            return reason
         found = self.tested.overlap(conversation)
         if found is not None:
             place = {"source": conversation.source, "line": conversation.line, "id": conversation.id}
@@ -80,6 +84,14 @@ class Hygiene:
         if self.is_near is not None and self.is_near(text):
             return "near-duplicate"
         return None
+
+    def _language(self, languages: Languages, text: str) -> str | None:
+        """Why the text is left out; one whose language is not certain stays, and is counted."""
+        language = languages.of(text)
+        if language is None:
+            self.tally.notes[UNKNOWN] += 1
+            return None
+        return None if language in languages.wanted else f"language {language}, not of data.languages"
 
     def _redacted(self, conversation: Conversation) -> Conversation:
         messages = []

@@ -3,14 +3,15 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
-from deepspec.config.schema import Config, ServeConfig
+from deepspec.config.schema import Config
 from deepspec.data.conversation import BadRow
 from deepspec.data.template import ChatTemplate
 from deepspec.decoding import Engine, Request
@@ -35,19 +36,20 @@ def key_from_environment() -> str | None:
     return key
 
 
-def bound_socket(serve: ServeConfig) -> socket.socket:
-    """The address, taken before anything slow; nobody can connect before the server listens."""
-    family = socket.AF_INET6 if ":" in serve.host else socket.AF_INET
+def bound_socket(host: str, port: int, setting: str) -> socket.socket:
+    """The address, taken before anything slow; nobody can connect before the server listens. setting: the group of
+    keys that it comes from, for messages."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # By its full name: only then does asyncio send small pieces at once, and no token waits for an acknowledgement.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((serve.host, serve.port))
+        bound.bind((host, port))
     except OSError as error:
         bound.close()
         raise UserError(
-            f"{serve.host}:{serve.port} cannot be served ({error.strerror or error}). Choose another with serve.port=... "
-            "or serve.host=..."
+            f"{host}:{port} cannot be served ({error.strerror or error}). Choose another with {setting}.port=... "
+            f"or {setting}.host=..."
         ) from error
     return bound
 
@@ -87,8 +89,13 @@ def new_service(config: Config, target: Target, draft: Drafter | None, key: str 
 
 def serve_until_told(service: Service, bound: socket.socket, grace: float) -> None:
     """Answer requests until SIGTERM or Ctrl-C: then no new ones, and `grace` seconds for those that are here."""
+    run_app(build_app(service), bound, grace, service.worker.drain)
+
+
+def run_app(app: FastAPI, bound: socket.socket, grace: float, told: Callable[[], None]) -> None:
+    """Run an application until SIGTERM or Ctrl-C. told: called at that signal, before connections are closed."""
     config = uvicorn.Config(
-        build_app(service),
+        app,
         log_level="warning",
         access_log=False,
         lifespan="on",
@@ -96,7 +103,7 @@ def serve_until_told(service: Service, bound: socket.socket, grace: float) -> No
         server_header=False,
     )
     with _own_signals():
-        _Server(config, service.worker).run(sockets=[bound])
+        _Server(config, told).run(sockets=[bound])
 
 
 def is_local(host: str) -> bool:
@@ -112,12 +119,12 @@ def is_local(host: str) -> bool:
 class _Server(uvicorn.Server):
     """Refuses new requests, also on connections that are open, from the signal on."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+    def __init__(self, config: uvicorn.Config, told: Callable[[], None]) -> None:
         super().__init__(config)
-        self.worker = worker
+        self.told = told
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.worker.drain()
+        self.told()
         super().handle_exit(sig, frame)
 
 

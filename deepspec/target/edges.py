@@ -38,11 +38,11 @@ class Edges(Target):
         del self.layers[:]
 
     def require(self, *abilities: str) -> None:
-        """Features come from a store, whose target was tried when it was made; nothing else can be had."""
+        """Features come from a store or a server, whose target was tried there; nothing else can be had."""
         if wanted := [ability for ability in abilities if ability != "features"]:
             raise UserError(
-                f"Only the embedding, norm and head of {self.name} are loaded (features.source=store), and {wanted[0]} "
-                "needs the whole target. Use features.source=online."
+                f"Only the embedding, norm and head of {self.name} are loaded (features.source=store or server), and "
+                f"{wanted[0]} needs the whole target. Use features.source=online."
             )
 
     def forward(self, *_: Any, **__: Any) -> NoReturn:

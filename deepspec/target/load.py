@@ -93,7 +93,7 @@ def _spread(
     path: str, config: TargetConfig, model_config: Any, dtype: torch.dtype, common: dict[str, Any]
 ) -> PreTrainedModel:
     """The model over several devices, memory and disk (`target.device_map`)."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             "target.device_map spreads one target over all devices of this machine, for one process: start it without "
             "a launcher, or leave target.device_map out so that each process has a device of its own."

@@ -19,7 +19,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from deepspec.config.schema import Parallel, Precision, TrainConfig
 from deepspec.errors import UserError
-from deepspec.training.parallel import ZERO, check_kind, chosen, environment_for, plugins
+from deepspec.training.parallel import ZERO, check_kind, chosen, environment_for, plugins, world_size
 
 
 @dataclass
@@ -94,7 +94,7 @@ def new_accelerator(
     if joined.kind in ZERO:
         # else transformers splits every model made from now on, the target and copies of the draft too
         unset_hf_deepspeed_config()
-    wanted = int(os.environ.get("WORLD_SIZE", "1"))
+    wanted = world_size(os.environ)
     if accelerator.num_processes != wanted:
         raise UserError(
             f"The launcher started {wanted} processes, but this one knows of {accelerator.num_processes}: "

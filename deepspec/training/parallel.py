@@ -41,7 +41,7 @@ def chosen(wanted: Parallel, environment: Mapping[str, str]) -> Parallel:
     if wanted is Parallel.auto:
         return asked
     launched = "WORLD_SIZE" in environment
-    if wanted is Parallel.single and int(environment.get("WORLD_SIZE", "1")) > 1:
+    if wanted is Parallel.single and world_size(environment) > 1:
         raise UserError(
             f"train.parallel=single, but {environment['WORLD_SIZE']} processes were started; each would train "
             "a draft of its own. Start one, or leave train.parallel at auto."
@@ -80,7 +80,17 @@ def _asked_by_launcher(environment: Mapping[str, str]) -> Parallel:
                 "in its fsdp_config, as in conf/accelerate/fsdp2_gpu.yaml."
             )
         return Parallel.fsdp2
-    return Parallel.ddp if int(environment.get("WORLD_SIZE", "1")) > 1 else Parallel.single
+    return Parallel.ddp if world_size(environment) > 1 else Parallel.single
+
+
+def world_size(environment: Mapping[str, str]) -> int:
+    """How many processes a launcher says there are; 1 without one. `UserError` where that is no number."""
+    said = environment.get("WORLD_SIZE", "1")
+    if not said.isdecimal() or said == "0":
+        raise UserError(
+            f"WORLD_SIZE={said} is no number of processes. A launcher sets it; without one, unset it."
+        )
+    return int(said)
 
 
 def environment_for(kind: Parallel, on_cpu: bool) -> dict[str, str | None]:

@@ -52,6 +52,27 @@ def test_near_duplicates_are_those_of_high_jaccard_similarity(words: list[str], 
     assert is_near(one.upper())
 
 
+TEXTS = {
+    "en": "Could you please explain to me how the heating in this flat can be switched on in the evening?",
+    "de": "Könnten Sie mir bitte erklären, wie man die Heizung in dieser Wohnung am Abend einschaltet?",
+    "fr": "Pourriez-vous m'expliquer comment allumer le chauffage de cet appartement dans la soirée ?",
+    "es": "¿Podría explicarme cómo se enciende la calefacción de este piso por la noche, por favor?",
+    "ja": "このアパートの暖房を夜につけるにはどうすればいいのか、どうか詳しく教えていただけませんでしょうか。",
+}
+
+
+def test_prompts_of_other_languages_are_left_out_and_counted_by_language(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", [{"prompt": text} for text in [*TEXTS.values(), "Hallo!"]])
+    wanted = DataConfig(prompts=path, languages=["en", "ja"])
+    assert list(kept(wanted)) == [TEXTS["en"], TEXTS["ja"], "Hallo!"]
+    tally = gather(wanted).tally
+    assert tally.counts == {f"language {code}, not of data.languages": 1 for code in ("de", "fr", "es")}
+    assert tally.notes["language not certain"] == 1
+    assert len(list(kept(DataConfig(prompts=path)))) == 6
+    with pytest.raises(UserError, match=r"data\.languages: 'english' .* Known are .*\ben\b"):
+        gather(DataConfig(prompts=path, languages=["english"]))
+
+
 def test_near_duplicates_in_a_file_leave_the_first(tmp_path: Path) -> None:
     text = "Please explain in a few sentences how a bicycle stays upright while it is moving forward"
     rows = [{"prompt": text}, {"prompt": text + "?"}, {"prompt": "Something else altogether, about tea"}]

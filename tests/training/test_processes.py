@@ -124,6 +124,7 @@ def test_the_kind_follows_the_recipe_and_the_launcher(
         (Parallel.auto, {**SEVERAL, **ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "x.json"}, "leave it out"),
         (Parallel.auto, {**SEVERAL, "ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron"),
         (Parallel.auto, {"SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks"),
+        (Parallel.auto, {"WORLD_SIZE": "two"}, "WORLD_SIZE=two is no number of processes"),
     ],
 )
 def test_contradictions_are_refused(wanted: Parallel, environment: dict[str, str], told: str) -> None:

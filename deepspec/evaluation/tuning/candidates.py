@@ -1,0 +1,169 @@
+"""What is worth trying: settings of `decode`, the most promising by the recorded run first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deepspec.config.schema import DecodeConfig, Fallback, Rule, ScheduleKind, Tree
+from deepspec.errors import UserError
+from deepspec.evaluation.result import EvaluationResult
+
+LEAST_ROUNDS = 50  # fewer say too little about acceptance
+CHAINS = 4  # lengths of chains that are tried, of all that were predicted
+THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
+SHAPES = ((3, 2, 8), (4, 3, 12), (5, 4, 24), (6, 8, 32))  # of dynamic trees: depth, top_k, total_tokens
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """words: what a person calls it. settings: of `decode`, as a recipe has them. predicted: speedup over plain
+    decoding at batch 1 by the recorded run, where it tells."""
+
+    words: str
+    settings: Mapping[str, Any]
+    predicted: float | None = None
+
+    def applied(self, decode: DecodeConfig) -> DecodeConfig:
+        """`decode` with these settings."""
+        kinds = {"tree": Tree, "schedule": ScheduleKind, "fallback": Fallback, "rule": Rule}
+        changes: dict[str, Any] = {
+            name: kinds[name](value) if name in kinds else value for name, value in self.settings.items()
+        }
+        return replace(decode, **changes)
+
+
+def check_record(result: EvaluationResult, where: str) -> None:
+    """UserError for a recorded run that says nothing about chains of this pair. where: names the file."""
+    settings = result.settings.get("decode", {})
+    if settings.get("tree", "none") != "none" or settings.get("schedule", "fixed") != "fixed":
+        raise UserError(
+            f"{where} was decoded with decode.tree={settings.get('tree')} and decode.schedule="
+            f"{settings.get('schedule')}. Tuning starts from chains that were verified whole: evaluate with "
+            "decode.tree=none decode.schedule=fixed first."
+        )
+    whole = sum(
+        not r.cut and r.verified == result.conditions.k
+        for record in result.records
+        for decoding in record.speculative
+        for r in decoding.rounds
+    )
+    if whole < LEAST_ROUNDS:
+        raise UserError(
+            f"{where} has {whole} rounds that verified all {result.conditions.k} drafted tokens; tuning needs "
+            f"{LEAST_ROUNDS}. Evaluate more or longer answers (evaluate.max_prompts, decode.max_new_tokens)."
+        )
+
+
+def predicted_speedups(
+    acceptance: Sequence[float], verify: Sequence[float], draft: Sequence[float]
+) -> list[float]:
+    """Of chains of 1 … K tokens over plain decoding, batch 1: (1 + Σ_{j≤k} a_j) · T(1) / (D(k) + T(k+1)).
+
+    acceptance: [K] unconditional, of each position. verify: [K+1] seconds of a forward over 1 … K+1 tokens. draft:
+    [K] seconds of a proposal of 1 … K.
+    """
+    found, tau = [], 1.0
+    for k, accepted in enumerate(acceptance, start=1):
+        tau += accepted
+        found.append(tau * verify[0] / (draft[k - 1] + verify[k]))
+    return found
+
+
+def candidates(result: EvaluationResult, decode: DecodeConfig, batch_size: int) -> list[Candidate]:
+    """The default first; then chains, thresholds, the hardware-aware schedule and trees, as far as draft and
+    sampling allow.
+
+    result: of a run that `check_record` takes. Whether a draft can branch shows when a tree is tried.
+    """
+    chain = {"tree": "none", "schedule": "fixed", "fallback": "off"}
+    default = Candidate("as it stands", {**as_settings(decode), "k": result.conditions.k})
+    found = [default]
+    speedups = _chains(result)
+    best = sorted(speedups, key=lambda k: -speedups[k])[:CHAINS]
+    found += [
+        Candidate(f"chain, K = {k}", {**chain, "k": k}, speedups[k])
+        for k in sorted(best or [result.conditions.k])
+    ]
+    longest = max(speedups, default=result.conditions.k)
+    if _gives_confidence(result):
+        found += [
+            Candidate(
+                f"chain of up to {longest}, confidence above {threshold:g}",
+                {**chain, "k": longest, "schedule": "threshold", "confidence_threshold": threshold},
+            )
+            for threshold in THRESHOLDS
+        ]
+        found.append(
+            Candidate(
+                f"chain of up to {longest}, hardware-aware", {**chain, "k": longest, "schedule": "hardware"}
+            )
+        )
+    if decode.temperature == 0 or decode.children.value == "sampled":
+        parents = list(decode.tree_parents)
+        found.append(
+            Candidate(f"static tree of {len(parents)}", {**chain, "tree": "static", "tree_parents": parents})
+        )
+    if decode.temperature == 0:
+        found += [
+            Candidate(
+                f"dynamic tree, depth {depth}, {total} tokens",
+                {
+                    **chain,
+                    "tree": "dynamic",
+                    "tree_depth": depth,
+                    "tree_top_k": top,
+                    "tree_total_tokens": total,
+                },
+            )
+            for depth, top, total in SHAPES
+        ]
+    if batch_size > 1:  # alone it would only add plain rounds to what is measured against plain decoding
+        found += [
+            replace(one, words=f"{one.words}, falling back", settings={**one.settings, "fallback": "auto"})
+            for one in found[1 : 1 + CHAINS]
+        ]
+    return _once(found)
+
+
+def as_settings(decode: DecodeConfig) -> dict[str, Any]:
+    """What of `decode` tuning decides, as a recipe has it."""
+    found: dict[str, Any] = {
+        "tree": decode.tree.value,
+        "schedule": decode.schedule.value,
+        "fallback": decode.fallback.value,
+    }
+    if decode.tree is Tree.static:
+        found["tree_parents"] = list(decode.tree_parents)
+    if decode.tree is Tree.dynamic:
+        found |= {name: getattr(decode, name) for name in ("tree_depth", "tree_top_k", "tree_total_tokens")}
+    if decode.schedule is ScheduleKind.threshold:
+        found["confidence_threshold"] = decode.confidence_threshold
+    return found
+
+
+def _chains(result: EvaluationResult) -> dict[int, float]:
+    """K → predicted speedup, of all that the recorded run tells of."""
+    steps = result.step_times
+    accepted = [row.unconditional.value for row in result.summary.acceptance]
+    if steps is None or any(value is None for value in accepted):
+        return {}
+    known = [value for value in accepted if value is not None]
+    known = known[: min(len(steps.draft), len(steps.verify) - 1)]
+    return dict(enumerate(predicted_speedups(known, steps.verify, steps.draft), start=1))
+
+
+def _gives_confidence(result: EvaluationResult) -> bool:
+    rounds = [r for record in result.records for d in record.speculative for r in d.rounds if not r.cut]
+    return bool(rounds) and all(len(r.confidence) == r.drafted for r in rounds)
+
+
+def _once(found: Sequence[Candidate]) -> list[Candidate]:
+    """Without those that say the same as one before, which keeps its words and takes over the prediction."""
+    kept: list[Candidate] = []
+    for one in found:
+        same = next((i for i, other in enumerate(kept) if dict(other.settings) == dict(one.settings)), None)
+        if same is None:
+            kept.append(one)
+        elif kept[same].predicted is None:
+            kept[same] = replace(kept[same], predicted=one.predicted)
+    return kept
