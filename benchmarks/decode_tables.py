@@ -9,7 +9,9 @@ from benchmarks.decode_parts import PARTS
 
 def markdown(record: dict[str, Any]) -> str:
     """Conditions, speeds, batches, and where the time goes."""
-    return "\n".join([_conditions(record), _speeds(record), _batches(record), _parts(record)])
+    parts = [_conditions(record), _speeds(record)]
+    parts += [_batches(record)] if record["batches"] else []
+    return "\n".join([*parts, _parts(record)] if record["parts"] else parts)
 
 
 def _conditions(record: dict[str, Any]) -> str:

@@ -417,7 +417,7 @@ class EvaluateConfig:
     # -- speed
     # keep temperatures for the draft's confidences in its config, for decode.schedule
     calibrate: bool = False
-    # K values to try before the main run, which takes the fastest; [] = none
+    # K values to try before the main run, which takes the fastest, of equals (2%) the smallest; [] = none
     sweep: list[int] = field(default_factory=lambda: [2, 3, 5, 7])
     sweep_prompts: int = 8  # how many prompts the sweep decodes
     repeats: int = 1  # how often every prompt is decoded plainly and speculatively, in turns
