@@ -83,7 +83,7 @@ def config_of(decode: dict[str, Any] | None = None, **serve: Any) -> Config:
 def running(config: Config, key: str | None = None) -> Iterator[Running]:
     draft = Gated()
     service = new_service(config, talking_target(), None if config.serve.plain else draft, key)
-    with bound_socket(config.serve) as bound:
+    with bound_socket(config.serve.host, config.serve.port, "serve") as bound:
         port = bound.getsockname()[1]
         server = uvicorn.Server(
             uvicorn.Config(

@@ -15,7 +15,6 @@ from deepspec import serve
 from deepspec.errors import UserError
 from deepspec.serving.server import KEY, bound_socket, is_local, key_from_environment
 from tests.config.processes import ROOT, environment
-from tests.serving.running import config_of
 from tests.talking import talking_run, talking_target
 
 
@@ -76,9 +75,9 @@ def test_an_address_that_is_taken_is_a_sentence() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(UserError, match=r"cannot be served \(Address already in use\)"):
-            bound_socket(config_of(port=other.getsockname()[1]).serve)
+            bound_socket("127.0.0.1", other.getsockname()[1], "serve")
     with pytest.raises(UserError, match="cannot be served"):
-        bound_socket(config_of(host="203.0.113.7").serve)
+        bound_socket("203.0.113.7", 0, "serve")
 
 
 def test_small_pieces_are_sent_at_once() -> None:
@@ -91,7 +90,7 @@ def test_small_pieces_are_sent_at_once() -> None:
         writer.close()
 
     async def connect() -> None:
-        with bound_socket(config_of().serve) as bound:
+        with bound_socket("127.0.0.1", 0, "serve") as bound:
             async with await asyncio.start_server(answer, sock=bound):
                 reader, writer = await asyncio.open_connection(*bound.getsockname())
                 await reader.read()
