@@ -122,6 +122,8 @@ def test_only_what_draft_and_sampling_can_do_is_tried() -> None:
     assert greedy[0].words == "as it stands"
     assert greedy[0].settings["k"] == result.conditions.k
     assert any(one.settings["tree"] == "dynamic" for one in greedy)
+    recorded_k = result.conditions.k
+    assert any(one.settings["k"] == recorded_k + 2 for one in greedy if "k" in one.settings)
     sampled = candidates(result, DecodeConfig(temperature=1.0), 1)
     assert all(one.settings["tree"] == "none" for one in sampled)
     assert any(one.settings["fallback"] == "auto" for one in candidates(result, DecodeConfig(), 4))

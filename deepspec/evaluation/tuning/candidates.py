@@ -85,6 +85,8 @@ def candidates(result: EvaluationResult, decode: DecodeConfig, batch_size: int) 
         for k in sorted(best or [result.conditions.k])
     ]
     longest = max(speedups, default=result.conditions.k)
+    # of longer ones the record says nothing; a draft that cannot do them is left out when it is tried
+    found += [Candidate(f"chain, K = {k}", {**chain, "k": k}) for k in (longest + 1, longest + 2)]
     if _gives_confidence(result):
         found += [
             Candidate(
