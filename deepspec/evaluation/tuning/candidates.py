@@ -122,7 +122,8 @@ def candidates(result: EvaluationResult, decode: DecodeConfig, batch_size: int) 
     if batch_size > 1:  # alone it would only add plain rounds to what is measured against plain decoding
         found += [
             replace(one, words=f"{one.words}, falling back", settings={**one.settings, "fallback": "auto"})
-            for one in found[1 : 1 + CHAINS]
+            for one in found[1:]
+            if one.settings["tree"] == "none" and one.settings["schedule"] == "fixed"
         ]
     return _once(found)
 
