@@ -354,6 +354,8 @@ class TrainConfig:
     # -- speed
     keep_features_gib: float = 1.0  # memory for features of rows seen before, held-out ones too; 0 = none
     compile: bool = False  # torch.compile the draft's forward
+    # keep less of the draft's forward and compute it again for the gradients: slower, for long rows and deep drafts
+    gradient_checkpointing: bool = False
     profile: bool = False  # write a Chrome trace of a few steps into <out>/profile
 
 

@@ -95,6 +95,8 @@ def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> T
     if found is not None:
         found.load_weights(draft)
     draft.to(accelerator.device).train()
+    if config.gradient_checkpointing:
+        draft.gradient_checkpointing_enable({"use_reentrant": False})
     if config.compile:
         draft.compile()
     model, optimiser = wrap(draft, lambda: new_optimiser(draft, config), accelerator)
