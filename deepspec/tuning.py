@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from deepspec.artifacts import write_json
+from deepspec.artifacts import plain, without_name, write_json
 from deepspec.config.app import command
 from deepspec.config.schema import Config, DecodeConfig
 from deepspec.decoding import Engine, Request
@@ -26,9 +26,11 @@ from deepspec.evaluation.tuning.findings import Tried, Tuned
 from deepspec.evaluation.tuning.trials import Decode, Timed, best_of, gain, take_turns
 from deepspec.pair import Pair, find_draft, load_pair
 from deepspec.reporting.tuning import lines, write_page, write_recipe
+from deepspec.target import Target
 from deepspec.training.parallel import world_size
 
 WARMUP_TOKENS = 8
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "rule")
 
 
 def tune(config: Config) -> Path:
@@ -48,6 +50,7 @@ def tune(config: Config) -> Path:
     recorded = _recorded(config, path, found.manifest["fingerprint"])
     source = read_source(config, command("prepare"))
     pair = load_pair(config, found)
+    _check_same(recorded, config, pair.target, path)
     if config.tuning.batch_size > 1:
         pair.target.require("ragged")
     prompts, _ = prompts_of(source, config, pair.target)
@@ -80,6 +83,27 @@ def _recorded(config: Config, path: Path, fingerprint: str) -> EvaluationResult:
         )
     check_record(result, str(path))
     return result
+
+
+def _check_same(recorded: EvaluationResult, config: Config, target: Target, path: Path) -> None:
+    """UserError where the recorded run was of another target, sampling or machine than what is to be tuned."""
+    machine, decode = describe_machine(target.device, load_average()), plain(config.decode)
+    there, here = without_name(recorded.target), without_name(target.identity())
+    compared = [(f"target's {name}", there.get(name), here.get(name)) for name in here]
+    compared += [
+        (name, getattr(recorded.conditions.machine, name), getattr(machine, name))
+        for name in ("cpu", "device")
+    ]
+    recorded_decode = recorded.settings.get("decode", {})
+    compared += [
+        (f"decode.{name}", recorded_decode.get(name, decode[name]), decode[name]) for name in SAMPLING
+    ]
+    for what, then, now in compared:
+        if then != now:
+            raise UserError(
+                f"{path} was recorded with another {what} ({then}, now {now}), and says nothing about this one. Evaluate "
+                "again first."
+            )
 
 
 class _Tuning:

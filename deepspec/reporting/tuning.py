@@ -25,7 +25,9 @@ def write_recipe(tuned: Tuned, folder: Path) -> Path | None:
         f"# Of {tuned.name}, {tuned.created}: {tuned.chosen_words}; {_number(tuned.gain)} the default's speed at batch "
         f"{tuned.batch_size}\n# on {tuned.machine.cpu}, {tuned.machine.device}, {tuned.machine.threads} threads.\n"
     )
-    return write_text(path, head + yaml.safe_dump({"decode": tuned.settings}, sort_keys=False))
+    # the sweep would replace K
+    content = {"decode": tuned.settings, "evaluate": {"sweep": []}}
+    return write_text(path, head + yaml.safe_dump(content, sort_keys=False))
 
 
 def write_page(tuned: Tuned, path: Path) -> Path:

@@ -1,5 +1,6 @@
 """Tuning finds what is fastest by a known clock, proves it on other prompts, and else keeps what there is."""
 
+import copy
 import json
 import shlex
 import subprocess
@@ -122,6 +123,8 @@ def test_only_what_draft_and_sampling_can_do_is_tried() -> None:
     assert greedy[0].words == "as it stands"
     assert greedy[0].settings["k"] == result.conditions.k
     assert any(one.settings["tree"] == "dynamic" for one in greedy)
+    recorded_k = result.conditions.k
+    assert any(one.settings["k"] == recorded_k + 2 for one in greedy if "k" in one.settings)
     sampled = candidates(result, DecodeConfig(temperature=1.0), 1)
     assert all(one.settings["tree"] == "none" for one in sampled)
     assert any(one.settings["fallback"] == "auto" for one in candidates(result, DecodeConfig(), 4))
@@ -175,6 +178,21 @@ def test_what_it_starts_from_must_be_of_this_draft_and_sampling(evaluated: Confi
     with pytest.raises(UserError, match=r"tuning\.batch_size=64 needs 128 prompts"):
         stage.run(replace(evaluated, tuning=replace(evaluated.tuning, batch_size=64)))
     result = load_result(path)
+    for section, name, words in (
+        (result.conditions.machine, "cpu", "another cpu"),
+        (result.conditions.machine, "device", "another device"),
+        (result.target, "weights", "another target's weights"),
+        (result.settings["decode"], "top_p", r"another decode\.top_p"),
+    ):
+        changed = copy.deepcopy(result)
+        place = {
+            id(result.conditions.machine): vars(changed.conditions.machine),
+            id(result.target): changed.target,
+        }
+        place.get(id(section), changed.settings["decode"])[name] = "other"
+        save_result(changed, path)
+        with pytest.raises(UserError, match=words):
+            stage.run(evaluated)
     result.draft["manifest"]["fingerprint"] = "another"
     save_result(result, path)
     with pytest.raises(UserError, match="is of another draft"):
@@ -220,12 +238,17 @@ def tuned(target: Target, **more: Any) -> Tuned:
 def test_the_recipe_goes_behind_another_one(target: Target, tmp_path: Path) -> None:
     one = tuned(target)
     path = write_recipe(one, tmp_path)
-    assert path is not None and yaml.safe_load(path.read_text(encoding="utf-8")) == {"decode": one.settings}
+    assert path is not None and yaml.safe_load(path.read_text(encoding="utf-8")) == {
+        "decode": one.settings,
+        "evaluate": {"sweep": []},
+    }
     call = [sys.executable, "-m", "deepspec.evaluate", "--cfg", "job", "--config-dir", str(tmp_path)]
     how: dict[str, Any] = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environment(ROOT)}
     done = subprocess.run([*call, "+recipe=[quickstart,tuned]"], check=False, **how)
     assert done.returncode == 0, done.stderr
-    decode = yaml.safe_load(done.stdout)["decode"]
+    composed = yaml.safe_load(done.stdout)
+    decode = composed["decode"]
+    assert composed["evaluate"]["sweep"] == []  # else it would choose K anew
     assert {name: decode[name] for name in one.settings} == one.settings
     assert decode["max_new_tokens"] == 64  # the recipe's in front
     words = shlex.split(overrides(one))

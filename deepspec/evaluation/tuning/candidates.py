@@ -85,6 +85,8 @@ def candidates(result: EvaluationResult, decode: DecodeConfig, batch_size: int) 
         for k in sorted(best or [result.conditions.k])
     ]
     longest = max(speedups, default=result.conditions.k)
+    # of longer ones the record says nothing; a draft that cannot do them is left out when it is tried
+    found += [Candidate(f"chain, K = {k}", {**chain, "k": k}) for k in (longest + 1, longest + 2)]
     if _gives_confidence(result):
         found += [
             Candidate(
@@ -120,7 +122,8 @@ def candidates(result: EvaluationResult, decode: DecodeConfig, batch_size: int) 
     if batch_size > 1:  # alone it would only add plain rounds to what is measured against plain decoding
         found += [
             replace(one, words=f"{one.words}, falling back", settings={**one.settings, "fallback": "auto"})
-            for one in found[1 : 1 + CHAINS]
+            for one in found[1:]
+            if one.settings["tree"] == "none" and one.settings["schedule"] == "fixed"
         ]
     return _once(found)
 
