@@ -29,7 +29,7 @@ from deepspec.artifacts import (
     without_name,
 )
 from deepspec.config.app import command
-from deepspec.config.schema import Config, FeatureSource, Precision, StoreFormat, Tracker
+from deepspec.config.schema import Config, FeatureSource, StoreFormat, Tracker
 from deepspec.data.dataset import load_rows
 from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.drafts.registry import layers_copied, new_draft
@@ -40,7 +40,7 @@ from deepspec.target import Edges, Target, load_edges, load_target
 from deepspec.target.features import FeatureStore, StoredRows, check_store
 from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
-from deepspec.training.launch import Processes, describe, new_accelerator, processes, with_accumulation
+from deepspec.training.launch import Processes, describe, new_accelerator, precision_of, processes, with_accumulation
 from deepspec.training.loop import Run, Trained, train
 from deepspec.training.remote import FromServer
 from deepspec.training.saved_draft import start_from, weights_sha256
@@ -76,7 +76,7 @@ def _run(config: Config, joined: Processes) -> Path:
     target = _target(config, data, joined.state, whole=not elsewhere)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
     notes = check_fit(data["inputs"]["target"], target.identity(), allow, what)
-    accelerator = new_accelerator(joined, config.train, lambda: _precision_of(target))
+    accelerator = new_accelerator(joined, config.train, lambda: precision_of(target.dtype))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator, stored)
     if accelerator.is_main_process:
@@ -186,11 +186,6 @@ def _sources(
     device = features.devices[joined.state.local_process_index % len(features.devices)]
     settings = replace(same_dtype(config.target, data["inputs"]["target"]), device=device)
     return online(load_target(settings), layers, memory, features.batch_size, target, features.prefetch)
-
-
-def _precision_of(target: Target) -> Precision:
-    """`precision=auto`: as the target runs, whose format was measured or chosen."""
-    return Precision.bf16 if target.dtype == torch.bfloat16 else Precision.no
 
 
 def _recipe(

@@ -457,6 +457,14 @@ class HardwareConfig:
 
 
 @dataclass
+class PlanConfig:
+    """What a plan cannot know before a run."""
+
+    answer_tokens: int | None = None  # mean length of the target's answers; null = measured here, else the longest
+    acceptance: float = 0.5  # chance that a drafted token is accepted, for the time of evaluation
+
+
+@dataclass
 class TuningConfig:
     """How `evaluate tune=true` looks for the fastest settings of decoding."""
 
@@ -563,6 +571,7 @@ class Config:
     tuning: TuningConfig = field(default_factory=TuningConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     feature_server: FeatureServerConfig = field(default_factory=FeatureServerConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)

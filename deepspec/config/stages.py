@@ -19,6 +19,15 @@ class Stage:
 
 
 STAGES: dict[str, Stage] = {
+    "plan": Stage(
+        "Says before anything runs what it will take: rows, tokens, disk, memory of each device, seconds of each stage, "
+        "on this machine or a described one, and which setting to change where it does not fit. Writes <out>/plan.json.",
+        ("+recipe=quickstart", "+recipe=quickstart hardware=a100x8"),
+        (
+            *("name", "out", "target", "draft", "data", "features", "train", "decode", "evaluate"),
+            *("plan", "hardware"),
+        ),
+    ),
     "prepare": Stage(
         "Prompts become training rows: the target writes its own answers (or given ones are taken), the chat "
         "template and the loss mask are applied, the draft vocabulary is counted. Writes <out>/data.",

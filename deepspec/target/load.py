@@ -20,6 +20,7 @@ from deepspec.target.builtin import builtin_folder
 from deepspec.target.dtype import probe_dtype
 from deepspec.target.edges import Edges, shallow
 from deepspec.target.model import Target
+from deepspec.target.outline import Outline
 from deepspec.target.placement import places
 
 BUILTIN = "builtin:"
@@ -40,6 +41,25 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     )
     target.check_layers(layers)
     return target
+
+
+def load_outline(config: TargetConfig, dtype: Callable[[Any], torch.dtype]) -> Outline:
+    """What configuration and tokenizer say of the target, without its weights, whatever its size.
+
+    dtype: the model's configuration → the number format it would run in.
+
+    Errors: as `load_target`.
+    """
+
+    def load() -> Outline:
+        path, common = _path(config), _where(config)
+        with _one_line_for_the_hub(path):
+            model_config = AutoConfig.from_pretrained(path, **common)
+            tokenizer = AutoTokenizer.from_pretrained(path, **common)
+        _check_vocabulary(config, tokenizer, model_config)
+        return Outline(model_config, tokenizer, config.name, dtype(model_config), config.trust_remote_code)
+
+    return _made(config, load)
 
 
 def load_edges(config: TargetConfig, first_layers: Callable[[int], int] = lambda count: 1) -> Edges:
@@ -65,7 +85,7 @@ def _loaded(
     transformers.utils.logging.disable_progress_bar()  # a local load takes seconds; the stages have their own bars
     path = _path(config)
     device = _device(config.device)
-    common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    common = _where(config)
 
     def load() -> tuple[PreTrainedModel, Any, Any, str]:
         with _one_line_for_the_hub(path):
@@ -87,6 +107,11 @@ def _loaded(
         return model, tokenizer, model_config, path
 
     return _made(config, load)
+
+
+def _where(config: TargetConfig) -> dict[str, Any]:
+    """What the library's loaders are told beside the path."""
+    return {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
 
 
 def _spread(
