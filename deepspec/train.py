@@ -29,7 +29,8 @@ from deepspec.artifacts import (
     without_name,
 )
 from deepspec.config.app import command
-from deepspec.config.schema import Config, FeatureSource, StoreFormat, Tracker
+from deepspec.config.machines import flops_of
+from deepspec.config.schema import Config, FeatureSource, Precision, StoreFormat, Tracker
 from deepspec.data.dataset import load_rows
 from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.drafts.registry import layers_copied, new_draft
@@ -39,6 +40,7 @@ from deepspec.prepared import draft_vocab, prepared_data
 from deepspec.target import Edges, Target, load_edges, load_target
 from deepspec.target.features import FeatureStore, StoredRows, check_store
 from deepspec.target.fit import check_fit, same_dtype
+from deepspec.training.batches import Rows
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import Processes, describe, new_accelerator, precision_of, processes, with_accumulation
 from deepspec.training.loop import Run, Trained, train
@@ -97,11 +99,12 @@ def _run(config: Config, joined: Processes) -> Path:
         draft = start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     sources = _sources(config, data, target, draft, joined, stored)
+    full_speed = _full_speed(config, target, rows, accelerator)
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
     with closing(new_tracker(kind, config.name, recipe, out, say)) as tracker:
         settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, temperature)
-        settings.sources = sources
+        settings.sources, settings.full_speed = sources, full_speed
         if config.train.decode_every:
             settings.decode = _decoder(config, target, out / "data")
         trained = train(draft, rows, held_out, settings)
@@ -114,6 +117,25 @@ def _run(config: Config, joined: Processes) -> Path:
             say(f"warning: {line}")
     accelerator.wait_for_everyone()
     return out / "draft"
+
+
+def _full_speed(config: Config, target: Target, rows: Rows, accelerator: Accelerator) -> float | None:
+    """Tokens a second that the devices would learn at their data sheet's rate, for the model FLOPs utilisation that
+    process 0 records."""
+    if not accelerator.is_main_process:
+        return None
+    if config.hardware.name != "here":
+        rate: float | None = config.hardware.flops
+    else:
+        rate = flops_of(torch.cuda.get_device_name()) if accelerator.device.type == "cuda" else None
+    if not rate:
+        return None
+    from deepspec.planning.training_work import training_work
+
+    row = {name: column[None] for name, column in rows[0].items()}
+    low = torch.bfloat16 if accelerator.mixed_precision == Precision.bf16.value else None
+    work = training_work(config.draft, target, config.train.loss, row, low)
+    return rate * accelerator.num_processes * float((row["documents"] >= 0).sum()) / work.operations
 
 
 def _from_store(config: Config, joined: Processes) -> bool:

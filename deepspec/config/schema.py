@@ -210,6 +210,7 @@ class TargetConfig:
         None  # with device_map: where layers go that fit nowhere else; null = not copied
     )
     attention: str = "auto"  # which attention code runs; auto = sdpa where the family has it, else eager
+    chat_template: str | None = None  # a Jinja file in place of the tokenizer's own template
     trust_remote_code: bool = False  # run the checkpoint's own code; recorded in every manifest
     allow_other_target: bool = False  # use a draft or data made for other weights of the same shape; recorded
 

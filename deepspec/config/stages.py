@@ -51,7 +51,7 @@ STAGES: dict[str, Stage] = {
         "Trains the draft on <out>/data and the target's captured features. Writes <out>/draft; checkpoints and "
         "history.jsonl beside it. The settings of data must be those that prepare had.",
         ("+recipe=quickstart", "+recipe=quickstart out=runs/longer train.epochs=4 auto_prepare=true"),
-        (*RUN, "target", "draft", "features", "train"),
+        (*RUN, "target", "draft", "features", "train", "hardware"),
     ),
     "evaluate": Stage(
         "Decodes the same prompts plainly and with <out>/draft, in turns, and says how much faster the draft makes "

@@ -24,7 +24,6 @@ from deepspec.drafts.contract import DraftBatch, DraftContext, TrainableDraft
 from deepspec.drafts.layers import draft_shape
 from deepspec.drafts.registry import new_draft
 from deepspec.target import Target
-from deepspec.target.outline import Outline
 from deepspec.training.optimiser import loss_coefficients
 
 WIDTHS = ("vocab_size", "intermediate_size", "hidden_size", "rank")  # options that are widths
@@ -41,26 +40,28 @@ class TrainingWork:
 
 
 def training_work(
-    options: Any, outline: Outline, loss: dict[str, float], row: dict[str, Tensor], low: torch.dtype | None
+    options: Any, outline: Target, loss: dict[str, float], row: dict[str, Tensor], low: torch.dtype | None
 ) -> TrainingWork:
     """row: columns [1, T] of a packed row. low: autocast's dtype, None = float32 throughout."""
     shape = draft_shape(outline.config)
+    if options.algorithm == "standalone" and options.start not in ("target", "random"):  # a model of its own, and small
+        return TrainingWork(*_measured(options, _narrow(outline, shape, 1.0, shape["head_dim"], 1), loss, row, low))
     widths, seen = [], []
     for head in NARROW:
         widths.append(head / shape["head_dim"])
-        target = _narrow(outline, shape, widths[-1], head)
+        target = _narrow(outline, shape, widths[-1], head, outline.num_layers)
         seen.append(_measured(_narrow_options(options, widths[-1]), target, loss, row, low))
     operations, kept = np.polyfit(widths, seen, 2).sum(0)  # the parabola through three points, at w = 1
     return TrainingWork(float(operations), float(kept))
 
 
-def _narrow(outline: Outline, shape: dict[str, Any], w: float, head: int) -> Target:
+def _narrow(outline: Target, shape: dict[str, Any], w: float, head: int, layers: int) -> Target:
     """A random Llama of the target's lengths and of w times its widths: a draft sees only its edges and its sizes."""
     config = transformers.LlamaConfig(
         vocab_size=_scaled(outline.vocab_size, w),
         hidden_size=_scaled(shape["hidden_size"], w),
         intermediate_size=_scaled(shape["intermediate_size"], w),
-        num_hidden_layers=outline.num_layers,
+        num_hidden_layers=layers,
         num_attention_heads=shape["num_attention_heads"],
         num_key_value_heads=shape["num_key_value_heads"],
         head_dim=head,

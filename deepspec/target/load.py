@@ -22,6 +22,7 @@ from deepspec.target.edges import Edges, shallow
 from deepspec.target.model import Target
 from deepspec.target.outline import Outline
 from deepspec.target.placement import places
+from deepspec.target.shards import fewer_files
 
 BUILTIN = "builtin:"
 HUB_RETRIES = "huggingface_hub.utils._http"  # the logger that prints each of them
@@ -55,7 +56,7 @@ def load_outline(config: TargetConfig, dtype: Callable[[Any], torch.dtype]) -> O
         path, common = _path(config), _where(config)
         with _one_line_for_the_hub(path):
             model_config = AutoConfig.from_pretrained(path, **common)
-            tokenizer = AutoTokenizer.from_pretrained(path, **common)
+            tokenizer = _tokenizer(path, config, common)
         _check_vocabulary(config, tokenizer, model_config)
         return Outline(model_config, tokenizer, config.name, dtype(model_config), config.trust_remote_code)
 
@@ -90,15 +91,14 @@ def _loaded(
     def load() -> tuple[PreTrainedModel, Any, Any, str]:
         with _one_line_for_the_hub(path):
             model_config = AutoConfig.from_pretrained(path, **common)
-            tokenizer = AutoTokenizer.from_pretrained(path, **common)
+            tokenizer = _tokenizer(path, config, common)
             _check_vocabulary(config, tokenizer, model_config)
             dtype = resolve_dtype(config.dtype, device, model_config)
             if first_layers is not None:
                 count = first_layers(model_config.get_text_config(decoder=True).num_hidden_layers)
-                with _silent():  # about the tensors that are left out
-                    model = _model(
-                        path, config, dtype, common | {"config": shallow(model_config, max(count, 1))}
-                    )
+                few = max(count, 1)
+                with _silent(), fewer_files(path, few, common) as files:  # silent about the tensors left out
+                    model = _model(files, config, dtype, common | {"config": shallow(model_config, few)})
             elif config.device_map is not None:
                 return _spread(path, config, model_config, dtype, common), tokenizer, model_config, path
             else:
@@ -107,6 +107,20 @@ def _loaded(
         return model, tokenizer, model_config, path
 
     return _made(config, load)
+
+
+def _tokenizer(path: str, config: TargetConfig, common: dict[str, Any]) -> Any:
+    """The target's, with `target.chat_template` in place of its own template."""
+    tokenizer = AutoTokenizer.from_pretrained(path, **common)
+    if config.chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"target.chat_template={config.chat_template} cannot be read ({error}): name a file with a Jinja chat "
+                "template, or leave it out for the tokenizer's own."
+            ) from error
+    return tokenizer
 
 
 def _where(config: TargetConfig) -> dict[str, Any]:

@@ -54,6 +54,17 @@ def test_bytes_are_those_of_the_run(config: Config, capsys: pytest.CaptureFixtur
     assert again["counts"] == {name: pytest.approx(value, rel=0.1) for name, value in seen["counts"].items()}
 
 
+def test_a_known_machine_gives_the_utilisation_of_training(config: Config) -> None:
+    config.auto_prepare, config.hardware = True, HardwareConfig("box", flops=1e12, bandwidth=1e12, memory_gib=8)
+    train.run(config)
+    lines = (Path(config.out) / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    logged = [one for one in map(json.loads, lines) if "loss" in one]
+    ratios = {round(one["mfu"] / one["tokens_per_second"] * 1e12) for one in logged}  # operations a token
+    (operations,) = ratios
+    draft = json.loads((Path(config.out) / "draft" / "manifest.json").read_text(encoding="utf-8"))
+    assert draft and 1e4 < operations < 1e8  # six a parameter and more, of some tens of thousands
+
+
 def test_a_described_machine_needs_no_weights(model: Path, config: Config, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
