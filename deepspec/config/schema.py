@@ -532,6 +532,8 @@ class FeatureServerConfig:
     max_body: int = 67108864  # bytes of a question
     max_tokens: int = 262144  # of a batch, padding included
     grace: float = 30.0  # seconds that batches in work have when the server is told to stop
+    # a vLLM server that extracts hidden states runs the target (http://host:8000/v1): only its edges are loaded here
+    engine: str | None = None
 
 
 @dataclass

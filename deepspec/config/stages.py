@@ -110,8 +110,9 @@ STAGES: dict[str, Stage] = {
         (
             "+recipe=quickstart feature_server.port=8001",
             "target=hf target.path=Qwen/Qwen3-4B target.dtype=bfloat16 feature_server.host=0.0.0.0",
+            "+recipe=cluster/qwen3_4b_eagle3 feature_server.engine=http://127.0.0.1:8000/v1 feature_server.port=8001",
         ),
-        ("name", "out", "target", "feature_server"),
+        ("name", "out", "target", "draft", "feature_server"),
     ),
     "bench_endpoint": Stage(
         "Measures any OpenAI-compatible server from outside: round trips, time to the first token and for each further "

@@ -8,6 +8,7 @@ import torch
 
 from deepspec.config.schema import Config
 from deepspec.drafts.registry import new_draft
+from deepspec.target import Target
 from deepspec.target.outline import Outline, Parameters, cached_bytes
 
 BITS = {"fp8": 8, "finegrained_fp8": 8, "compressed-tensors": 8, "mxfp4": 4}  # of weights, where not told otherwise
@@ -76,7 +77,7 @@ def _weight_bytes(outline: Outline, itemsize: int) -> float:
     return bits / 8 if bits else itemsize
 
 
-def draft_sizes(options: Any, outline: Outline) -> DraftSizes:
+def draft_sizes(options: Any, outline: Target) -> DraftSizes:
     """Of the draft that training would start with, made without numbers."""
     size = getattr(options, "vocab_size", None)
     if options.algorithm != "standalone":
