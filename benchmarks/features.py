@@ -57,7 +57,7 @@ from deepspec.training.optimiser import loss_coefficients
 from deepspec.training.sources import FromStore, Online, Sources, online
 
 REFERENCE = 30_720  # bytes a token: five layers and the last hidden state in bf16, hidden size 2,560
-FORMATS = (StoreFormat.bf16, StoreFormat.int8, StoreFormat.fp8)
+FORMATS = (StoreFormat.bf16, StoreFormat.int8, StoreFormat.fp8, StoreFormat.int4)
 BATCH = 8
 WARM = 128  # rows read before memory is compared
 

@@ -81,10 +81,12 @@ class FeatureSource(Enum):
 
 
 class StoreFormat(Enum):
-    """Of stored features: exact (in bf16, where the target runs in bfloat16), or one byte a number with two scales."""
+    """Of stored features: exact (in bf16, where the target runs in bfloat16), or one byte a number with two scales, or
+    half a byte (int4; the last hidden state int8)."""
 
     int8 = "int8"
     fp8 = "fp8"
+    int4 = "int4"
     bf16 = "bf16"
     fp32 = "fp32"
 
