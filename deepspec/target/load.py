@@ -104,6 +104,7 @@ def _loaded(
             else:
                 model = _model(path, config, dtype, common)
         model.to(device)  # type: ignore[arg-type]
+        model.name_or_path = path  # whichever of its files it was made of
         return model, tokenizer, model_config, path
 
     return _made(config, load)
