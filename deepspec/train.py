@@ -44,6 +44,7 @@ from deepspec.training.batches import Rows
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
 from deepspec.training.launch import Processes, describe, new_accelerator, precision_of, processes, with_accumulation
 from deepspec.training.loop import Run, Trained, train
+from deepspec.training.memory import split_budget
 from deepspec.training.norm_input import settle_norm_input
 from deepspec.training.remote import FromServer
 from deepspec.training.saved_draft import start_from, weights_sha256
@@ -203,7 +204,8 @@ def _sources(
             resume=command("train"),
             batch_size=features.batch_size,
         )
-        return Sources(remote(ahead=features.prefetch), remote())
+        learning, held_out = split_budget(config.train.keep_features_gib)
+        return Sources(remote(memory=learning, ahead=features.prefetch), remote(memory=held_out))
     memory = config.train.keep_features_gib
     if not features.devices:
         return online(target, layers, memory, features.batch_size)

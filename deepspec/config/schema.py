@@ -292,7 +292,7 @@ class FeaturesConfig:
     folder: str | None = None  # of the store, which several runs may share; null = features/ in `out`
     format: StoreFormat = StoreFormat.int8
     keep: KeepFeatures = KeepFeatures.needed
-    # rows that the target runs at a time. Capture: null = 8. Online: null = as many as the draft, and one by one where
+    # rows that the target runs at a time. Capture: null = 8. Else: null = as many as the draft, and one by one where
     # train.keep_features_gib keeps them
     batch_size: int | None = None
     shard_mib: int = 256  # of a shard, about
