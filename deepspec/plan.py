@@ -183,7 +183,7 @@ class _Plan:
         self.ids = None
         if (vocab := getattr(config.draft, "vocab_size", None)) is not None:
             self.ids = torch.arange(vocab)
-        self._work: dict[int, TrainingWork] = {}
+        self._work: dict[tuple[int, bool], TrainingWork] = {}
 
     def made(self) -> PlanFindings:
         decoding, workload, text_seconds = self._workload()
@@ -346,12 +346,14 @@ class _Plan:
     def _training_work(self, config: Config) -> TrainingWork | None:
         if self.draft is None:
             return None
-        length = config.data.max_length
-        if length not in self._work:
+        length, checkpointing = config.data.max_length, config.train.gradient_checkpointing
+        if (length, checkpointing) not in self._work:
             row = {name: column[None, :length] for name, column in self.workload.rows[0].items()}
             low = torch.bfloat16 if self.precision is not Precision.no else None
-            self._work[length] = training_work(config.draft, self.outline, config.train.loss, row, low)
-        return self._work[length]
+            self._work[length, checkpointing] = training_work(
+                config.draft, self.outline, config.train.loss, row, low, checkpointing
+            )
+        return self._work[length, checkpointing]
 
     # ------------------------------------------------------------------ seconds
 

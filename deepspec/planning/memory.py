@@ -173,6 +173,11 @@ def _less_training(config: Config, devices: int) -> Iterator[tuple[str, Config]]
             f"train.batch_size={size}{more}",
             replace(config, train=replace(train, batch_size=size, accumulation=times)),
         )
+    if not train.gradient_checkpointing:
+        yield (
+            "train.gradient_checkpointing=true",
+            replace(config, train=replace(train, gradient_checkpointing=True)),
+        )
     if devices > 1 and train.parallel not in (Parallel.deepspeed_zero2, Parallel.deepspeed_zero3, Parallel.fsdp2):
         yield (
             "train.parallel=deepspeed_zero2",

@@ -40,17 +40,24 @@ class TrainingWork:
 
 
 def training_work(
-    options: Any, outline: Target, loss: dict[str, float], row: dict[str, Tensor], low: torch.dtype | None
+    options: Any,
+    outline: Target,
+    loss: dict[str, float],
+    row: dict[str, Tensor],
+    low: torch.dtype | None,
+    checkpointing: bool = False,
 ) -> TrainingWork:
-    """row: columns [1, T] of a packed row. low: autocast's dtype, None = float32 throughout."""
+    """row: columns [1, T] of a packed row. low: autocast's dtype, None = float32 throughout. checkpointing: of gradients;
+    what is then computed a second time is counted."""
     shape = draft_shape(outline.config)
     if options.algorithm == "standalone" and options.start not in ("target", "random"):  # a model of its own, and small
-        return TrainingWork(*_measured(options, _narrow(outline, shape, 1.0, shape["head_dim"], 1), loss, row, low))
+        whole = _narrow(outline, shape, 1.0, shape["head_dim"], 1)
+        return TrainingWork(*_measured(options, whole, loss, row, low, checkpointing))
     widths, seen = [], []
     for head in NARROW:
         widths.append(head / shape["head_dim"])
         target = _narrow(outline, shape, widths[-1], head, outline.num_layers)
-        seen.append(_measured(_narrow_options(options, widths[-1]), target, loss, row, low))
+        seen.append(_measured(_narrow_options(options, widths[-1]), target, loss, row, low, checkpointing))
     operations, kept = np.polyfit(widths, seen, 2).sum(0)  # the parabola through three points, at w = 1
     return TrainingWork(float(operations), float(kept))
 
@@ -89,7 +96,12 @@ def _scaled(width: int, w: float) -> int:
 
 
 def _measured(
-    options: Any, target: Target, loss: dict[str, float], row: dict[str, Tensor], low: torch.dtype | None
+    options: Any,
+    target: Target,
+    loss: dict[str, float],
+    row: dict[str, Tensor],
+    low: torch.dtype | None,
+    checkpointing: bool = False,
 ) -> tuple[float, float]:
     """Operations and bytes of a forward and backward, on the CPU."""
     size = getattr(options, "vocab_size", None)
@@ -97,6 +109,8 @@ def _measured(
         draft = new_draft(options, target, None if size is None else torch.arange(size)).train()
         batch = _batch(draft, target, {name: column % target.vocab_size if name == "tokens" else column
                                        for name, column in row.items()}, low)
+    if checkpointing:
+        draft.gradient_checkpointing_enable({"use_reentrant": False})
     coefficients = loss_coefficients(draft, loss)
     batch.loss_parts = tuple(coefficients)
     casts = torch.autocast("cpu", low) if low is not None else nullcontext()

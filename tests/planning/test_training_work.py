@@ -35,6 +35,14 @@ def test_narrow_copies_foretell_a_step_of_every_family(name: str) -> None:
     assert seen.bytes == pytest.approx(kept, rel=0.25)
 
 
+def test_gradient_checkpointing_is_foretold_to_keep_less() -> None:
+    options = replace(option_classes()["eagle3"](), vocab_size=512, layers=2)
+    outline = Outline(SHAPE, None, "x", torch.float32, False)
+    plain, less = (training_work(options, outline, {}, row(128), None, on) for on in (False, True))
+    assert less.bytes < 0.9 * plain.bytes
+    assert less.operations > plain.operations
+
+
 def test_what_is_let_go_is_not_alive() -> None:
     with Alive() as alive:
         first = torch.zeros(1000)
