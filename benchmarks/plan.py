@@ -60,7 +60,11 @@ def main() -> None:
     print(table(rows))
     if options.out:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        found = {"planning_seconds": planning, "compared": rows, "machine": plain(describe_machine(device, load))}
+        found = {
+            "planning_seconds": planning,
+            "compared": rows,
+            "machine": plain(describe_machine(device, load)),
+        }
         options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
@@ -81,7 +85,9 @@ def recipe(out: Path, prompts: int, store: bool) -> Config:
             batch_size=16,
         ),
         features=FeaturesConfig(source=FeatureSource.store if store else FeatureSource.online),
-        train=TrainConfig(epochs=2.0, batch_size=2, eval_every=10, eval_rows=4, eval_steps=3, checkpoint_every=10),
+        train=TrainConfig(
+            epochs=2.0, batch_size=2, eval_every=10, eval_rows=4, eval_steps=3, checkpoint_every=10
+        ),
         decode=DecodeConfig(max_new_tokens=48),
         evaluate=EvaluateConfig(max_prompts=6, sweep=[1, 2], sweep_prompts=2),
         plan=PlanConfig(),
@@ -96,7 +102,12 @@ def beside(config: Config, plan: PlanFindings) -> list[dict[str, Any]]:
         rows.append({"what": what, "predicted": predicted, "real": real, "allowed": allowed})
 
     for stage, predicted in plan.seconds.items():
-        add(f"{stage}, s", predicted, _timed(lambda stage=stage: import_module(f"deepspec.{stage}").run(config)), SECONDS)
+        add(
+            f"{stage}, s",
+            predicted,
+            _timed(lambda stage=stage: import_module(f"deepspec.{stage}").run(config)),
+            SECONDS,
+        )
         gc.collect()
     add("together, s", plan.total, sum(row["real"] for row in rows), SECONDS)
     data = json.loads((out / "data" / "manifest.json").read_text(encoding="utf-8"))["counts"]

@@ -21,7 +21,15 @@ import torch
 from deepspec.artifacts import MANIFEST, read_manifest, write_json
 from deepspec.capture import store_folder
 from deepspec.config.app import command
-from deepspec.config.schema import Config, Dtype, FeatureSource, KeepFeatures, Optimiser, Precision, StoreFormat
+from deepspec.config.schema import (
+    Config,
+    Dtype,
+    FeatureSource,
+    KeepFeatures,
+    Optimiser,
+    Precision,
+    StoreFormat,
+)
 from deepspec.data import gather
 from deepspec.drafts.registry import check_loss_parts, untrained_draft
 from deepspec.errors import UserError
@@ -77,7 +85,10 @@ def make_plan(config: Config) -> PlanFindings:
     draft = None if untrained else draft_sizes(config.draft, outline)
     devices = _devices(config)
     config = times.accumulated(config, processes_of(config, devices))
-    with tempfile.TemporaryDirectory(prefix="deepspec-") as scratch, _measuring(config, outline, target, here) as model:
+    with (
+        tempfile.TemporaryDirectory(prefix="deepspec-") as scratch,
+        _measuring(config, outline, target, here) as model,
+    ):
         plan = _Plan(config, outline, target, draft, devices, notes, Path(scratch), manifest, model)
         return plan.made()
 
@@ -88,7 +99,9 @@ def _data_there(config: Config) -> tuple[dict[str, Any] | None, list[str]]:
     if not (folder / MANIFEST).is_file():
         return None, []
     if difference := stale(config, folder):
-        return None, [f"{folder} was made with other settings ({difference}): planned as if it were made anew."]
+        return None, [
+            f"{folder} was made with other settings ({difference}): planned as if it were made anew."
+        ]
     return read_manifest(folder, command("prepare")), []
 
 
@@ -120,7 +133,9 @@ def _devices(config: Config) -> int:
 
 
 def _on_gpu(config: Config) -> bool:
-    return config.target.device.startswith("cuda") or (config.target.device == "auto" and torch.cuda.is_available())
+    return config.target.device.startswith("cuda") or (
+        config.target.device == "auto" and torch.cuda.is_available()
+    )
 
 
 @dataclass(frozen=True)
@@ -291,7 +306,9 @@ class _Plan:
     def _formats(self, workload: Workload) -> dict[str, int]:
         if self.draft is None:
             return {}
-        return {one.value: workload.stored(self._recipe(one), self.target.hidden).bytes for one in StoreFormat}
+        return {
+            one.value: workload.stored(self._recipe(one), self.target.hidden).bytes for one in StoreFormat
+        }
 
     def _disk(self, workload: Workload) -> tuple[int, dict[str, int]]:
         """Bytes of one checkpoint, and of everything by what it is for."""
@@ -305,7 +322,9 @@ class _Plan:
         moments = 2 if train.optimizer is Optimiser.adamw else 1
         checkpoint = draft.saved + 4 * draft.trained * (moments + (train.ema > 0))
         best = draft.saved if train.eval_rows and train.keep_best.value != "none" else 0
-        disk["checkpoints"] = (train.keep_last + 1) * checkpoint + 2 * best  # a new one is whole before an old one goes
+        disk["checkpoints"] = (
+            train.keep_last + 1
+        ) * checkpoint + 2 * best  # a new one is whole before an old one goes
         disk["draft"] = draft.saved
         return checkpoint, disk
 
@@ -381,16 +400,28 @@ class _Plan:
     def _seconds(
         self, speeds: Speeds | None, workload: Workload, text: float, source: FeatureSource
     ) -> tuple[dict[str, float | None], times.TrainingTime | None]:
-        stages = ["prepare", *(["capture"] if self.store else []), *(["train"] if self.draft else []), "evaluate"]
+        stages = [
+            "prepare",
+            *(["capture"] if self.store else []),
+            *(["train"] if self.draft else []),
+            "evaluate",
+        ]
         if speeds is None:
-            self.notes.append("The target cannot be loaded here, so that nothing could be measured; hardware=NAME plans for another machine.")
+            self.notes.append(
+                "The target cannot be loaded here, so that nothing could be measured; hardware=NAME plans for another "
+                "machine."
+            )
             return dict.fromkeys(stages), None
         found: dict[str, float | None] = {
-            "prepare": 0.0 if workload.done else speeds.load + text + times.regeneration(workload, speeds.decoding)
+            "prepare": 0.0
+            if workload.done
+            else speeds.load + text + times.regeneration(workload, speeds.decoding)
         }
         if self.config.data.regenerate.value == "servers" and not workload.done:
             found["prepare"] = None
-            self.notes.append("How fast data.servers answer is not known; without their answers: " + duration(text) + ".")
+            self.notes.append(
+                "How fast data.servers answer is not known; without their answers: " + duration(text) + "."
+            )
         training = None
         if self.draft and speeds.training:
             if self.store:
@@ -416,7 +447,9 @@ class _Plan:
             count = min(count, self.workload.counts["held_out_prompts"])
         typical = sum(map(len, prompts)) // max(1, len(prompts)) if prompts else self._longest()
         acceptance = self.config.plan.acceptance
-        self.notes.append(f"Evaluation takes each drafted token to be accepted with {acceptance:g} (plan.acceptance).")
+        self.notes.append(
+            f"Evaluation takes each drafted token to be accepted with {acceptance:g} (plan.acceptance)."
+        )
         on_cpu = self.here and not _on_gpu(self.config)
         return speeds.load + times.evaluation(self.config, speeds, typical, count, acceptance, on_cpu)
 
@@ -432,7 +465,8 @@ class _Plan:
         if not self.here:
             self.notes.append(
                 f"{self.config.hardware.name} was not measured: times are its data sheet's at "
-                f"{self.config.hardware.efficiency:.0%} of the operations, {1e3 * self.config.hardware.launch_seconds:g} ms "
+                f"{self.config.hardware.efficiency:.0%} of the operations, "
+                f"{1e3 * self.config.hardware.launch_seconds:g} ms "
                 "a forward beside, and nothing for the network between devices. At small batches a real engine is slower "
                 "(hardware.launch_seconds says by how much)."
             )

@@ -42,7 +42,14 @@ from deepspec.target.features import FeatureStore, StoredRows, check_store
 from deepspec.target.fit import check_fit, same_dtype
 from deepspec.training.batches import Rows
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
-from deepspec.training.launch import Processes, describe, new_accelerator, precision_of, processes, with_accumulation
+from deepspec.training.launch import (
+    Processes,
+    describe,
+    new_accelerator,
+    precision_of,
+    processes,
+    with_accumulation,
+)
 from deepspec.training.loop import Run, Trained, train
 from deepspec.training.memory import split_budget
 from deepspec.training.norm_input import settle_norm_input
@@ -101,7 +108,14 @@ def _run(config: Config, joined: Processes) -> Path:
         draft = start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     sources = _sources(config, data, target, draft, joined, stored)
-    settle_norm_input(draft, held_out if len(held_out) else rows, sources.held_out, accelerator, config.train.batch_size, say)
+    settle_norm_input(
+        draft,
+        held_out if len(held_out) else rows,
+        sources.held_out,
+        accelerator,
+        config.train.batch_size,
+        say,
+    )
     full_speed = _full_speed(config, target, rows, accelerator)
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none

@@ -463,7 +463,9 @@ class HardwareConfig:
 class PlanConfig:
     """What a plan cannot know before a run."""
 
-    answer_tokens: int | None = None  # mean length of the target's answers; null = measured here, else the longest
+    answer_tokens: int | None = (
+        None  # mean length of the target's answers; null = measured here, else the longest
+    )
     acceptance: float = 0.5  # chance that a drafted token is accepted, for the time of evaluation
 
 

@@ -110,9 +110,9 @@ def _taken(draft: Any, target: Any, layout: Layout, mine: dict[str, Tensor], pat
         )
     attention = [name for name in parameters if name.startswith("layers.0.self_attn.")]
     feed_forward = [name for name in parameters if name.startswith("layers.0.mlp.")]
-    for part in (attention, feed_forward):  # half of either would be no start
-        if not all(name in fits for name in part):
-            fits = {name: one for name, one in fits.items() if name not in part}
+    for whole in (attention, feed_forward):  # half of either would be no start
+        if not all(name in fits for name in whole):
+            fits = {name: one for name, one in fits.items() if name not in whole}
     if not any(name in fits for name in (*attention, *feed_forward)):
         fits = {name: one for name, one in fits.items() if not name.startswith("layers.")}
     for ours, one in fits.items():

@@ -18,9 +18,12 @@ from deepspec.drafts.contract import DraftBatch, DraftLoss, TargetModel
 from deepspec.drafts.losses import SumAndWeight, Teacher, draft_ids, overlap, prob_of, teacher_on_vocab
 from deepspec.drafts.unrolled import shift
 
-
-AT_ONCE = 1 << 27  # elements of logits, over all steps, that may be kept for the backward pass: 0.5 GiB in float32
-TEACHER_AT_ONCE = 1 << 28  # elements of the teacher's distributions that are kept: 1 GiB; else they are made twice a step
+AT_ONCE = (
+    1 << 27
+)  # elements of logits, over all steps, that may be kept for the backward pass: 0.5 GiB in float32
+TEACHER_AT_ONCE = (
+    1 << 28
+)  # elements of the teacher's distributions that are kept: 1 GiB; else they are made twice a step
 PIECE = 1 << 24  # elements of logits that exist at a time where those would be more
 
 LogitsOf = Callable[[slice], Tensor]  # of a step's n anchors these → [m, Vd]
@@ -183,9 +186,7 @@ class StepStatistics:
     def _taught(self, index: Tensor | slice) -> Teacher:
         # The target's own arithmetic, whatever the draft's training runs in.
         with torch.autocast(self.hidden.device.type, enabled=False):
-            return teacher_on_vocab(
-                self.target.logits, self.hidden[index], self.vocab, text=self.text[index]
-            )
+            return teacher_on_vocab(self.target.logits, self.hidden[index], self.vocab, text=self.text[index])
 
     def _measure(self, anchors: _Anchors, piece: slice, seen: _Step, teacher: Teacher) -> None:
         best = seen.logits.argmax(-1)

@@ -8,7 +8,7 @@ from deepspec.planning.memory import GIB, Parts
 
 @dataclass
 class PlanFindings:
-    """rows, tokens: of what. disk: bytes by what they are for; checkpoint: of one; free: on the run's disk, None where that is elsewhere.
+    """disk: bytes by what they are for; checkpoint: of one; free: on the run's disk, None where that is elsewhere.
     formats: bytes of a feature store by format. memory: bytes by stage and use, on one device; capacity: of a device.
     seconds: by stage, None where they cannot be known; steps: what some single steps take. problems: what does not
     fit, each with the setting that would; warnings: what nearly does not."""
@@ -49,8 +49,9 @@ def lines(found: PlanFindings) -> list[str]:
     parameters = ", ".join(f"{name} {_count(number)}" for name, number in found.parameters.items())
     said = [
         f"plan      {found.name} on {found.hardware}{devices}; parameters: {parameters}",
-        f"data      {state}: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {counts['supervised_tokens']:,} of them "
-        f"supervised; held out {counts['held_out_rows']:,} rows; the target writes {found.generated_tokens:,} tokens",
+        f"data      {state}: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {counts['supervised_tokens']:,} of "
+        f"them supervised; held out {counts['held_out_rows']:,} rows; "
+        f"the target writes {found.generated_tokens:,} tokens",
     ]
     disk = [(name, size(number)) for name, number in found.disk.items()]
     free = "" if found.free is None else f" ({size(found.free)} free)"
@@ -90,7 +91,9 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     full = [(*row, *[""] * (width - len(row))) for row in rows]
     widths = [max(len(row[column]) for row in full) for column in range(width)]
     return [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        "  ".join(
+            [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
         for row in full
     ]
 

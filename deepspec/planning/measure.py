@@ -64,12 +64,16 @@ def fresh_draft(config: Config, target: Target, target_ids: torch.Tensor | None)
     return cast(Drafter, module.to(target.device, target.dtype).eval())
 
 
-def decoding(target: Target, draft: Drafter, config: Config, prompts: Sequence[list[int]], ks: Sequence[int]) -> Decoding:
+def decoding(
+    target: Target, draft: Drafter, config: Config, prompts: Sequence[list[int]], ks: Sequence[int]
+) -> Decoding:
     """prompts: as many as are answered together; ks: drafted tokens a round."""
     sampling = Sampling(temperature=config.data.temperature, top_p=config.data.top_p)
 
     def run(engine: Engine, texts: Sequence[list[int]], tokens: int) -> list[Result]:
-        return engine.generate([Request(text, tokens, sampling, seed=i, eos=target.eos) for i, text in enumerate(texts)])
+        return engine.generate(
+            [Request(text, tokens, sampling, seed=i, eos=target.eos) for i, text in enumerate(texts)]
+        )
 
     plain = Engine(target)
     run(plain, prompts[:1], 4)
@@ -79,7 +83,10 @@ def decoding(target: Target, draft: Drafter, config: Config, prompts: Sequence[l
         together = run(Engine(target, max_batch_size=len(prompts)), prompts, TOKENS)
         seen += together
         steps[len(prompts)] = _round(together)
-    rounds = {k: _round(run(Engine(target, draft, k=k), prompts[:1], ROUNDS + k)) for k in sorted({min(ks), max(ks)})}
+    rounds = {
+        k: _round(run(Engine(target, draft, k=k), prompts[:1], ROUNDS + k))
+        for k in sorted({min(ks), max(ks)})
+    }
     lengths = [len(text) for text in (*prompts[:2], *(prompts if len(seen) > 2 else ()))]
     ended = sum(one.finish == "eos" for one in seen)
     return Decoding(
@@ -128,7 +135,9 @@ def training(target: Target, config: Config, rows: Rows, target_ids: torch.Tenso
         one = take(1)
         two = take(2) if train.accumulation > 1 or config.train.global_batch else one
         save = stopwatch(lambda: _save(draft, optimiser, accelerator))
-    return Training(capture, lambda n: one if n == 1 else two + (n - 2) * max(two - one - forward, one), forward, save)
+    return Training(
+        capture, lambda n: one if n == 1 else two + (n - 2) * max(two - one - forward, one), forward, save
+    )
 
 
 @torch.no_grad()
@@ -138,4 +147,6 @@ def _without_gradients(model: nn.Module, micro: Micro) -> None:
 
 def _save(draft: TrainableDraft, optimiser: Any, accelerator: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="deepspec-") as folder:
-        Checkpoints(Path(folder), {}, 1, accelerator, "", lambda line: None).save(draft, optimiser, Counters())
+        Checkpoints(Path(folder), {}, 1, accelerator, "", lambda line: None).save(
+            draft, optimiser, Counters()
+        )

@@ -9,7 +9,9 @@ from deepspec.target.features.making import BATCH
 from deepspec.training.parallel import ZERO
 
 FLOAT = 4  # bytes of a weight that learns
-HIDDEN_COPIES = 6  # of a layer's stream, alive at once in a forward without gradients: residual, normed, mixed, ...
+HIDDEN_COPIES = (
+    6  # of a layer's stream, alive at once in a forward without gradients: residual, normed, mixed, ...
+)
 GIB = 2**30
 Parts = dict[str, int]
 
@@ -92,7 +94,7 @@ def _train(config: Config, at: Situation) -> Parts:
     if draft is None:
         return {}
     elsewhere = at.store or config.features.source is FeatureSource.server
-    whole = not elsewhere and not config.features.devices or bool(train.decode_every)
+    whole = (not elsewhere and not config.features.devices) or bool(train.decode_every)
     layers = len(draft.capture_layers) + 1
     row = config.data.max_length * layers * at.target.hidden * at.target.itemsize
     parts = {"target": _weights(config, at) if whole else at.target.edges}
@@ -159,7 +161,11 @@ def remedies(stage: str, config: Config, devices: int) -> Iterator[tuple[str, Co
     if stage == "train" and data.max_length > 512:
         yield (
             f"data.max_length={data.max_length // 2}",
-            replace(config, data=replace(data, max_length=data.max_length // 2), train=replace(train, batch_size=1)),
+            replace(
+                config,
+                data=replace(data, max_length=data.max_length // 2),
+                train=replace(train, batch_size=1),
+            ),
         )
 
 
@@ -178,7 +184,11 @@ def _less_training(config: Config, devices: int) -> Iterator[tuple[str, Config]]
             "train.gradient_checkpointing=true",
             replace(config, train=replace(train, gradient_checkpointing=True)),
         )
-    if devices > 1 and train.parallel not in (Parallel.deepspeed_zero2, Parallel.deepspeed_zero3, Parallel.fsdp2):
+    if devices > 1 and train.parallel not in (
+        Parallel.deepspeed_zero2,
+        Parallel.deepspeed_zero3,
+        Parallel.fsdp2,
+    ):
         yield (
             "train.parallel=deepspeed_zero2",
             replace(config, train=replace(train, parallel=Parallel.deepspeed_zero2)),

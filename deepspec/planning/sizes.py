@@ -11,7 +11,12 @@ from deepspec.drafts.registry import new_draft
 from deepspec.target import Target
 from deepspec.target.outline import Outline, Parameters, cached_bytes
 
-BITS = {"fp8": 8, "finegrained_fp8": 8, "compressed-tensors": 8, "mxfp4": 4}  # of weights, where not told otherwise
+BITS = {
+    "fp8": 8,
+    "finegrained_fp8": 8,
+    "compressed-tensors": 8,
+    "mxfp4": 4,
+}  # of weights, where not told otherwise
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,9 @@ def target_sizes(outline: Outline) -> TargetSizes:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    inner = max(getattr(config, "intermediate_size", None) or 0, getattr(config, "moe_intermediate_size", None) or 0)
+    inner = max(
+        getattr(config, "intermediate_size", None) or 0, getattr(config, "moe_intermediate_size", None) or 0
+    )
     return TargetSizes(
         parameters=counted,
         weights=round(counted.total * _weight_bytes(outline, itemsize)),
@@ -83,7 +90,9 @@ def draft_sizes(options: Any, outline: Target) -> DraftSizes:
     if options.algorithm != "standalone":
         options = _from_noise(options)
     named = options.algorithm == "standalone" and options.start not in ("target", "random")
-    with nullcontext() if named else torch.device("meta"):  # a model with a name is small, and read from its folder
+    with (
+        nullcontext() if named else torch.device("meta")
+    ):  # a model with a name is small, and read from its folder
         draft = new_draft(options, outline, None if size is None else torch.arange(size))
     return DraftSizes(
         parameters=sum(one.numel() for one in draft.parameters()),

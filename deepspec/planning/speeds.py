@@ -10,7 +10,9 @@ from deepspec.planning.training_work import TrainingWork
 from deepspec.simulation.costs import roofline
 
 DISK = 1e9  # bytes a second that a described machine writes and checks
-MOVED = 28  # bytes a parameter that AdamW reads and writes: weight, gradient and two moments in, all but one out
+MOVED = (
+    28  # bytes a parameter that AdamW reads and writes: weight, gradient and two moments in, all but one out
+)
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,16 @@ def described(
     if draft is None or work is None:
         return Speeds(0.0, decoding, None)
     length, rows = config.data.max_length, config.train.batch_size
-    operations = 2 * (active - target.parameters.head) * length + 2 * length**2 * target.attended * target.layers
+    operations = (
+        2 * (active - target.parameters.head) * length + 2 * length**2 * target.attended * target.layers
+    )
     micro = roofline(one, rows * work.operations, 12 * draft.parameters + 2 * rows * work.bytes)
     update = roofline(one, 0, MOVED * draft.trained)
     training = Training(
         capture=roofline(one, operations, active * per_weight),
-        step=lambda count: update + (micro if count == 1 else count * micro * 4 / 3),  # a forward more for the weights
+        step=lambda count: (
+            update + (micro if count == 1 else count * micro * 4 / 3)
+        ),  # a forward more for the weights
         forward=micro / 3,
         save=checkpoint / DISK,
     )

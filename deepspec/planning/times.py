@@ -65,11 +65,18 @@ def training(
         captured = first + (seen - first) * (1 - kept) + held_out * (1 + (evaluations - 1) * (1 - held))
     saves = -(-plan.steps // train.checkpoint_every) + evaluations / 3  # a best draft has no moments
     batches = -(-held_out // train.batch_size)
-    seconds = plan.steps * step + captured * speed.capture + evaluations * batches * speed.forward + saves * speed.save
+    seconds = (
+        plan.steps * step
+        + captured * speed.capture
+        + evaluations * batches * speed.forward
+        + saves * speed.save
+    )
     return TrainingTime(plan.steps, step, captured, seconds)
 
 
-def evaluation(config: Config, speeds: Speeds, prompt: int, prompts: int, acceptance: float, on_cpu: bool) -> float:
+def evaluation(
+    config: Config, speeds: Speeds, prompt: int, prompts: int, acceptance: float, on_cpu: bool
+) -> float:
     """Seconds. prompt: tokens of a typical one; prompts: that are measured. The fastest plain decoding is taken to be
     our own loop in the target's format, which then is not measured twice."""
     settings, decode, speed = config.evaluate, config.decode, speeds.decoding

@@ -50,7 +50,10 @@ def training_work(
     """row: columns [1, T] of a packed row. low: autocast's dtype, None = float32 throughout. checkpointing: of gradients;
     what is then computed a second time is counted."""
     shape = draft_shape(outline.config)
-    if options.algorithm == "standalone" and options.start not in ("target", "random"):  # a model of its own, and small
+    if options.algorithm == "standalone" and options.start not in (
+        "target",
+        "random",
+    ):  # a model of its own, and small
         whole = _narrow(outline, shape, 1.0, shape["head_dim"], 1)
         return TrainingWork(*_measured(options, whole, loss, row, low, checkpointing))
     widths, seen = [], []
@@ -107,8 +110,15 @@ def _measured(
     size = getattr(options, "vocab_size", None)
     with _own_random():
         draft = new_draft(options, target, None if size is None else torch.arange(size)).train()
-        batch = _batch(draft, target, {name: column % target.vocab_size if name == "tokens" else column
-                                       for name, column in row.items()}, low)
+        batch = _batch(
+            draft,
+            target,
+            {
+                name: column % target.vocab_size if name == "tokens" else column
+                for name, column in row.items()
+            },
+            low,
+        )
     if checkpointing:
         draft.gradient_checkpointing_enable({"use_reentrant": False})
     coefficients = loss_coefficients(draft, loss)
@@ -126,7 +136,9 @@ def _measured(
     return float(flops.get_total_flops()), float(alive.most)
 
 
-def _batch(draft: TrainableDraft, target: Target, row: dict[str, Tensor], low: torch.dtype | None) -> DraftBatch:
+def _batch(
+    draft: TrainableDraft, target: Target, row: dict[str, Tensor], low: torch.dtype | None
+) -> DraftBatch:
     dtype = low or torch.float32
     length, hidden = row["tokens"].shape[1], target.hidden_size
     target.model.to(dtype)

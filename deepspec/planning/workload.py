@@ -113,7 +113,9 @@ def facts_of(target: Target) -> TargetFacts:
     )
 
 
-def first_prompts(gathered: Gathered, settings: DataConfig, facts: TargetFacts, count: int) -> list[list[int]]:
+def first_prompts(
+    gathered: Gathered, settings: DataConfig, facts: TargetFacts, count: int
+) -> list[list[int]]:
     """Tokens of `count` conversations' first prompts, at even distances."""
     template = ChatTemplate(
         facts.tokenizer,
@@ -122,7 +124,7 @@ def first_prompts(gathered: Gathered, settings: DataConfig, facts: TargetFacts, 
         thinking=settings.thinking,
         tags=settings.thinking_tags,
     )
-    found = []
+    found: list[list[int]] = []
     every = max(1, gathered.store.count() // count)
     for number, (_, bare) in enumerate(gathered.store.conversations()):
         if number % every or len(found) == count or bare.row is not None:
@@ -137,7 +139,12 @@ def first_prompts(gathered: Gathered, settings: DataConfig, facts: TargetFacts, 
 
 
 def sampled(
-    gathered: Gathered, settings: DataConfig, facts: TargetFacts, vocab_size: int | None, hazard: float, folder: Path
+    gathered: Gathered,
+    settings: DataConfig,
+    facts: TargetFacts,
+    vocab_size: int | None,
+    hazard: float,
+    folder: Path,
 ) -> Workload:
     """Prepare a sample in `folder`, which must stay while the workload is used. `UserError` as preparing would raise."""
     whole = gathered.store.count()
@@ -164,7 +171,8 @@ def sampled(
     held_part = settings.held_out_prompts / held if held else 1.0
     train_part = (whole * part - settings.held_out_prompts) / (whole - held)
     totals = {
-        name: round(counts["train"][name] / train_part) for name in ("rows", "tokens", "supervised_tokens", "documents")
+        name: round(counts["train"][name] / train_part)
+        for name in ("rows", "tokens", "supervised_tokens", "documents")
     }
     totals["held_out_rows"] = round(counts["held_out"]["rows"] / held_part)
     totals["held_out_tokens"] = round(counts["held_out"]["tokens"] / held_part)
@@ -206,7 +214,11 @@ def _thinned(gathered: Gathered, most: int) -> int:
     """Remove conversations at even distances until `most` are left; how many are."""
     store = gathered.store
     numbers = [n for (n,) in store.rows("SELECT n FROM conversation ORDER BY n")]
-    kept = {numbers[index * len(numbers) // most] for index in range(most)} if len(numbers) > most else set(numbers)
+    kept = (
+        {numbers[index * len(numbers) // most] for index in range(most)}
+        if len(numbers) > most
+        else set(numbers)
+    )
     for n in numbers:
         if n not in kept:
             store.remove(n)

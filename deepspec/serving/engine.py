@@ -29,6 +29,7 @@ PATIENCE = 600.0  # seconds without a byte after which a request has failed
 RETRY_SECONDS = 5
 AT_ONCE = 32  # documents that vLLM is asked for at a time
 PROBE = 24  # tokens of the text that a server is tried with
+NATS = 0.25  # that its number format and kernels may change a log-probability
 
 
 def engine_command(path: str, layers: Sequence[int], count: int) -> str:
@@ -44,9 +45,7 @@ def engine_command(path: str, layers: Sequence[int], count: int) -> str:
         "kv_role": "kv_producer",
         "kv_connector_extra_config": {"shared_storage_path": "/dev/shm/deepspec"},
     }
-    return (
-        f"vllm serve {path} --speculative-config '{json.dumps(method)}' --kv-transfer-config '{json.dumps(connector)}'"
-    )
+    return f"vllm serve {path} --speculative-config '{json.dumps(method)}' --kv-transfer-config '{json.dumps(connector)}'"
 
 
 class EngineTarget:
@@ -59,7 +58,11 @@ class EngineTarget:
     def __init__(self, edges: Target, url: str, layers: Sequence[int], path: str) -> None:
         self.edges, self.layers = edges, list(layers)
         self.name, self.device = edges.name, torch.device("cpu")
-        self.hidden_size, self.num_layers, self.vocab_size = edges.hidden_size, edges.num_layers, edges.vocab_size
+        self.hidden_size, self.num_layers, self.vocab_size = (
+            edges.hidden_size,
+            edges.num_layers,
+            edges.vocab_size,
+        )
         self.url = base_url(url, SETTING)
         self.command = engine_command(path, layers, edges.num_layers)
         self.client = httpx.Client(headers=key_header(), timeout=time_limits(PATIENCE))
@@ -79,7 +82,9 @@ class EngineTarget:
                 "server with the draft's own layers (draft.capture_layers)."
             )
 
-    def capture(self, tokens: Tensor, positions: Tensor, documents: Tensor, layers: Sequence[int]) -> Captured:
+    def capture(
+        self, tokens: Tensor, positions: Tensor, documents: Tensor, layers: Sequence[int]
+    ) -> Captured:
         """As `Target.capture`, document by document. `Refusal` where vLLM does not answer (503) or cannot (400)."""
         width, dtype = self.hidden_size, self.edges.dtype
         features = torch.zeros(*tokens.shape, len(layers) * width, dtype=dtype)
@@ -92,7 +97,9 @@ class EngineTarget:
         ]
         for row, place in places:
             if not torch.equal(positions[row, place], torch.arange(len(place))):
-                raise Refusal(400, "vLLM runs whole documents: positions must count from 0.", param="positions")
+                raise Refusal(
+                    400, "vLLM runs whole documents: positions must count from 0.", param="positions"
+                )
         chosen = [self.layers.index(layer) for layer in layers]
         texts = [tokens[row, place].tolist() for row, place in places]
         for (row, place), states in zip(places, self.pool.map(self._states, texts), strict=True):
@@ -102,7 +109,9 @@ class EngineTarget:
 
     def _states(self, text: list[int]) -> Tensor:
         """[T, layers + 1, H] of one document, in vLLM's format."""
-        answer = self._ask(text)
+        return self._read(self._ask(text), text)
+
+    def _read(self, answer: dict[str, Any], text: list[int]) -> Tensor:
         try:
             path = Path(answer["kv_transfer_params"]["hidden_states_path"])
         except (KeyError, TypeError) as error:
@@ -125,14 +134,17 @@ class EngineTarget:
         return states
 
     def _ask(self, text: list[int]) -> dict[str, Any]:
-        body = {"model": self.model, "prompt": text, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        body: dict[str, Any] = {"model": self.model, "prompt": text, "max_tokens": 1, "temperature": 0}
+        body |= {"logprobs": 0, "return_token_ids": True}
         try:
             reply = self.client.post(f"{self.url}/completions", json=body)
             if reply.is_success:
                 answer: dict[str, Any] = reply.json()
                 return answer
         except (httpx.TransportError, ValueError) as error:
-            raise Refusal(503, f"vLLM does not answer: {error}.", kind="server_error", after=RETRY_SECONDS) from error
+            raise Refusal(
+                503, f"vLLM does not answer: {error}.", kind="server_error", after=RETRY_SECONDS
+            ) from error
         if reply.status_code in (401, 403):
             raise Refusal(502, f"vLLM refuses the key of {KEY} ({reply.status_code}).", kind="server_error")
         if may_pass(reply.status_code):
@@ -145,22 +157,32 @@ class EngineTarget:
             return str(reply.raise_for_status().json()["data"][0]["id"])
         except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
             raise UserError(
-                f"{SETTING}: {self.url} is no OpenAI-compatible server that answers ({error}). Start it so: {self.command}"
+                f"{SETTING}: {self.url} is no OpenAI-compatible server that answers ({error}). Start it so: "
+                f"{self.command}"
             ) from error
 
     def _try(self) -> None:
         """A short text: the last hidden state must give the token that vLLM says, before the final norm."""
         text = [(7 * place + 11) % self.vocab_size for place in range(PROBE)]
         try:
-            answer, states = self._ask(text), self._states(text)
+            answer = self._ask(text)
+            states = self._read(answer, text)
         except Refusal as error:
             raise UserError(f"{SETTING}: {error}") from error
-        said = (answer["choices"][0].get("token_ids") or [None])[0]
-        logits = self.edges.logits(states[-1:, -1].to(self.edges.device, self.edges.dtype))[0].float()
-        if said is not None and logits.max() - logits[said] > 0.05 * logits.std():
+        try:
+            (choice,) = answer["choices"]
+            token, chance = int(choice["token_ids"][0]), float(choice["logprobs"]["token_logprobs"][0])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UserError(
-                f"{SETTING}: the last hidden state that {self.url} writes does not give the token that it says: it is not "
-                f"the last layer's output before the final norm, or its weights are others. Start it so: {self.command}"
+                f"{SETTING}: {self.url} does not say its tokens and their log-probabilities."
+            ) from error
+        hidden = states[-1:, -1].to(self.edges.device, self.edges.dtype)
+        ours = float(self.edges.logits(hidden)[0].float().log_softmax(-1)[token])
+        if abs(ours - chance) > NATS:
+            raise UserError(
+                f"{SETTING}: the last hidden state that {self.url} writes gives the token that it says {ours:.2f} nats, "
+                f"not {chance:.2f}: it is not the last layer's output before the final norm, or the weights are "
+                f"others. Start it so: {self.command}"
             )
 
 

@@ -37,7 +37,9 @@ class Parameters:
 class Outline(Target):
     """Stands for the target where a draft is to be made for its sizes; runs no text and holds no weights."""
 
-    def __init__(self, model_config: Any, tokenizer: Any, name: str, dtype: torch.dtype, remote_code: bool) -> None:
+    def __init__(
+        self, model_config: Any, tokenizer: Any, name: str, dtype: torch.dtype, remote_code: bool
+    ) -> None:
         # nothing of `Target.__init__`, which watches a forward: there are no numbers to watch
         self.model = empty_model(model_config, remote_code)
         self.tokenizer, self.name, self.dtype = tokenizer, name, dtype

@@ -12,7 +12,10 @@ from typing import Any
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from transformers.utils.hub import cached_file
 
-LAYER = re.compile(r"(?:^|\.)(?:layers|layer|blocks|h)\.(\d+)\.")  # what families call a decoder layer, and its number
+BESIDE = ("config.json", "generation_config.json")
+LAYER = re.compile(
+    r"(?:^|\.)(?:layers|layer|blocks|h)\.(\d+)\."
+)  # what families call a decoder layer, and its number
 
 
 @contextmanager
@@ -31,9 +34,10 @@ def fewer_files(path: str, layers: int, common: dict[str, Any]) -> Iterator[str]
     described = json.loads(Path(index).read_text(encoding="utf-8"))
     wanted = {name: file for name, file in described["weight_map"].items() if not _beyond(name, layers)}
     with TemporaryDirectory(prefix="deepspec-") as folder:
-        for file in sorted(set(wanted.values())):
-            found = cached_file(path, file, **place)
-            Path(folder, file).symlink_to(Path(str(found)).resolve())
+        for file in (*BESIDE, *sorted(set(wanted.values()))):
+            found = cached_file(path, file, _raise_exceptions_for_missing_entries=file not in BESIDE, **place)
+            if found is not None:
+                Path(folder, file).symlink_to(Path(found).resolve())
         text = json.dumps({**described, "weight_map": wanted})
         Path(folder, SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
         yield folder

@@ -1,4 +1,4 @@
-"""Which hidden state a target's own multi-token prediction was trained on: implementations disagree, its loss does not."""
+"""Which hidden state a target's own MTP module was trained on: implementations disagree, its loss does not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +36,6 @@ def settle_norm_input(
     draft.config.norm_input = min(found, key=found.__getitem__)
     draft.config.norm_input_losses = found
     say(
-        f"draft.norm_input={draft.config.norm_input}: cross-entropy {found['before']:.3f} from the hidden state before the "
-        f"target's final norm, {found['after']:.3f} from behind it."
+        f"draft.norm_input={draft.config.norm_input}: cross-entropy {found['before']:.3f} from the hidden state before "
+        f"the target's final norm, {found['after']:.3f} from behind it."
     )

@@ -32,7 +32,9 @@ def learnt(draft, target):
 def check_same(first, second) -> None:
     assert first.keys() == second.keys()
     for name, value in first.items():
-        torch.testing.assert_close(second[name], value, rtol=1e-9, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            second[name], value, rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 @pytest.mark.parametrize("weights", ["decay", "dpace"])
@@ -94,16 +96,17 @@ def test_gradient_checkpointing_keeps_less(variant: str) -> None:
 class Largest(TorchDispatchMode):
     """Elements of the largest tensor of vocabulary width that an operation made."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, tables: set[int]) -> None:
+        """tables: the other sides of weights that are as wide, which are no positions."""
         super().__init__()
-        self.width, self.hidden, self.most = width, hidden, 0
+        self.width, self.tables, self.most = width, tables, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
         for one in tree_leaves(made):
             if not isinstance(one, Tensor) or not one.is_floating_point() or one.shape[-1:] != (self.width,):
                 continue
-            if one.dim() < 2 or one.shape[-2] != self.hidden:  # not the head's weights, nor their gradient
+            if one.dim() < 2 or one.shape[-2] not in self.tables:
                 self.most = max(self.most, one.numel())
         return made
 
@@ -118,7 +121,10 @@ def test_no_array_of_all_positions_and_tokens_is_made(variant: str, monkeypatch:
     monkeypatch.setattr(statistics, "PIECE", positions * VOCAB)
     given = batch(target, draft)
     draft.train()
-    with Largest(VOCAB, target.hidden_size) as largest:
+    tables = {target.hidden_size} | {
+        len(one.T) for one in draft.parameters() if one.dim() == 2 and VOCAB in one.shape
+    }
+    with Largest(VOCAB, tables) as largest:
         loss = draft(given)
         sum(loss.sums[name] for name in draft.default_loss).backward()
     assert int(loss.valid[..., 0].sum()) > 4 * positions

@@ -47,12 +47,15 @@ class Module(nn.Module):
         draw = torch.Generator().manual_seed(5)
         with torch.no_grad():
             for one in self.parameters():
-                one.copy_(1 + 0.3 * torch.randn(one.shape, generator=draw) if one.dim() == 1 else 0.2 * torch.randn(one.shape, generator=draw))  # fmt: skip
+                noise = torch.randn(one.shape, generator=draw)
+                one.copy_(1 + 0.3 * noise if one.dim() == 1 else 0.2 * noise)
 
     def forward(self, target: Target, text: list[int], embedding_first: bool) -> Tensor:
         """Logits [V] of the token behind `text`, whose last one is pending."""
         tokens, positions = torch.tensor([text]), torch.arange(len(text))[None]
-        hidden = target.capture(tokens[:, :-1], positions[:, :-1], torch.zeros_like(tokens[:, :-1]), []).last_hidden
+        hidden = target.capture(
+            tokens[:, :-1], positions[:, :-1], torch.zeros_like(tokens[:, :-1]), []
+        ).last_hidden
         halves = [self.norms[0](target.model.get_input_embeddings()(tokens[:, 1:])), self.norms[1](hidden)]
         x = self.proj(torch.cat(halves if embedding_first else halves[::-1], -1))
         count = x.shape[1]
@@ -62,7 +65,9 @@ class Module(nn.Module):
         return target.model.get_output_embeddings()(self.norms[2](y))[0, -1]
 
 
-def saved(folder: Path, target: Target, module: Module, layout: str, extra: dict[str, Tensor] | None = None) -> Target:
+def saved(
+    folder: Path, target: Target, module: Module, layout: str, extra: dict[str, Tensor] | None = None
+) -> Target:
     """The target's checkpoint with the module's tensors in it, and the target loaded from there."""
     prefix, names, layer, _ = LAYOUTS[layout]
     target.model.save_pretrained(folder)
@@ -102,8 +107,8 @@ def test_the_draft_is_the_module(family: str, kind: type, layout: str, tmp_path:
         draft = drafted(target)
     finally:
         torch.set_default_dtype(before)
-    for text in prompts(3, seed=4, longest=12):
-        text = [*text, 5, 9, 11]
+    for words in prompts(3, seed=4, longest=12):
+        text = [*words, 5, 9, 11]
         anchor = len(text) - 2
         expected = module(target, text[: anchor + 1], LAYOUTS[layout][3])
         torch.testing.assert_close(
@@ -127,11 +132,17 @@ def test_a_checkpoint_without_such_a_module_is_named(tmp_path: Path) -> None:
     target = fresh("llama")
     target.model.save_pretrained(tmp_path)
     target.model.name_or_path = str(tmp_path)
-    with pytest.raises(UserError, match=r"no multi-token-prediction weights \(looked for model\.layers\.4\..*random"):
+    with pytest.raises(
+        UserError, match=r"no multi-token-prediction weights \(looked for model\.layers\.4\..*random"
+    ):
         drafted(target)
     wrong = saved(tmp_path, target, Module(target, LlamaDecoderLayer), "deepseek")
     file = tmp_path / "model.safetensors"
-    save_file({**load_file(file), "model.layers.4.eh_proj.weight": torch.zeros(3, 5)}, file, metadata={"format": "pt"})
+    save_file(
+        {**load_file(file), "model.layers.4.eh_proj.weight": torch.zeros(3, 5)},
+        file,
+        metadata={"format": "pt"},
+    )
     with pytest.raises(UserError, match="own eh_proj does not fit the draft's proj"):
         drafted(wrong)
 

@@ -114,7 +114,9 @@ def test_the_best_length_of_known_costs_wins_end_to_end(
     ),
     st.floats(0.05, 0.95),
 )
-def test_a_threshold_is_predicted_by_a_plain_walk(seen: list[tuple[list[float], int]], threshold: float) -> None:
+def test_a_threshold_is_predicted_by_a_plain_walk(
+    seen: list[tuple[list[float], int]], threshold: float
+) -> None:
     costs = Costs([1.0, 1.5, 1.75, 2.5], [0.25, 0.375, 0.5])
     tokens = seconds = 0.0
     for sure, accepted in seen:

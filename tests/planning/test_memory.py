@@ -16,8 +16,8 @@ from deepspec.target import Target
 from deepspec.target.outline import Outline
 from deepspec.training.optimiser import new_optimiser
 from tests.models import tiny_model
-from tests.planning.tiny import make_config
 from tests.planning.test_training_work import SHAPE, row
+from tests.planning.tiny import make_config
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def test_learning_takes_what_its_tensors_take(kind: Optimiser, config: Config) -
     optimiser.step()
     seen = learning_bytes(config, draft_sizes(config.draft, outline), Precision.no, 1)
     weights = sum(one.nbytes for one in draft.parameters())
-    states = [t for state in optimiser.state.values() for t in state.values() if torch.is_tensor(t) and t.dim()]
+    states = [
+        t for state in optimiser.state.values() for t in state.values() if torch.is_tensor(t) and t.dim()
+    ]
     assert seen == {"draft": weights, "gradients": weights, "optimiser": sum(one.nbytes for one in states)}
 
 

@@ -46,7 +46,9 @@ def test_bytes_are_those_of_the_run(config: Config, capsys: pytest.CaptureFixtur
     weights = (out / "draft" / "model.safetensors").stat().st_size
     assert seen["disk"]["draft"] == pytest.approx(weights, rel=0.1)
     newest = max((out / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))
-    tensors = sum(path.stat().st_size for path in newest.rglob("*.safetensors") if path.name != "random.safetensors")
+    tensors = sum(
+        path.stat().st_size for path in newest.rglob("*.safetensors") if path.name != "random.safetensors"
+    )
     assert seen["checkpoint"] == pytest.approx(tensors, rel=0.1)
     plan.run(config)
     again = found(config)
@@ -55,7 +57,10 @@ def test_bytes_are_those_of_the_run(config: Config, capsys: pytest.CaptureFixtur
 
 
 def test_a_known_machine_gives_the_utilisation_of_training(config: Config) -> None:
-    config.auto_prepare, config.hardware = True, HardwareConfig("box", flops=1e12, bandwidth=1e12, memory_gib=8)
+    config.auto_prepare, config.hardware = (
+        True,
+        HardwareConfig("box", flops=1e12, bandwidth=1e12, memory_gib=8),
+    )
     train.run(config)
     lines = (Path(config.out) / "history.jsonl").read_text(encoding="utf-8").splitlines()
     logged = [one for one in map(json.loads, lines) if "loss" in one]
@@ -126,7 +131,9 @@ def test_an_unreachable_hub_is_one_sentence(config: Config, monkeypatch: pytest.
 
     monkeypatch.setattr(plan, "load_outline", unreachable)
     config.hardware = BOX
-    with pytest.raises(UserError, match=r"hub cannot be reached.*lacks.*layers.*vocabulary.*target\.path=\./FOLDER"):
+    with pytest.raises(
+        UserError, match=r"hub cannot be reached.*lacks.*layers.*vocabulary.*target\.path=\./FOLDER"
+    ):
         plan.run(config)
 
 
@@ -141,4 +148,10 @@ def test_a_machine_described_too_little_is_refused(config: Config) -> None:
 
 def test_numbers_for_people() -> None:
     assert [size(x) for x in (3 * 2**20, 5 * 2**30, 2 * 2**40)] == ["3.0 MiB", "5.00 GiB", "2.00 TiB"]
-    assert [duration(x) for x in (None, 7, 600, 7380, 400_000)] == ["?", "7 s", "10 min", "2 h 03 min", "4 d 15 h"]
+    assert [duration(x) for x in (None, 7, 600, 7380, 400_000)] == [
+        "?",
+        "7 s",
+        "10 min",
+        "2 h 03 min",
+        "4 d 15 h",
+    ]

@@ -36,7 +36,9 @@ def test_a_targets_bytes_are_those_of_its_weights_and_its_cache(family: str) -> 
 
 def test_of_a_mixture_a_token_meets_the_chosen_experts_only() -> None:
     counted = outline("deepseek_v3").parameters()
-    experts = sum(p.numel() for name, p in tiny_model("deepseek_v3").named_parameters() if ".experts." in name)
+    experts = sum(
+        p.numel() for name, p in tiny_model("deepseek_v3").named_parameters() if ".experts." in name
+    )
     assert experts > 0 and counted.total - counted.active == experts * 3 // 4  # one of four is chosen
 
 

@@ -47,7 +47,7 @@ def test_training_captures_what_memory_does_not_hold(keep: float, captured: floa
     config.train = TrainConfig(
         epochs=2.0, batch_size=2, eval_every=4, eval_rows=2, checkpoint_every=5, keep_features_gib=keep
     )
-    row = GIB // 100 if keep != 0.0625 else GIB // 100
+    row = GIB // 100
     found = training(config, WORK, SPEED, 1, online=True, row_bytes=row)
     assert found.steps == 10 and found.step == 100.0
     assert found.captured == pytest.approx(captured, rel=1e-3)

@@ -45,7 +45,9 @@ def test_a_sample_foretells_the_data(
     change: Callable[[Any], Any], sample: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workload, "SAMPLE", sample)
-    config = make_config(model, save_prompts(tmp_path / "prompts.jsonl", 240), tmp_path / "run", held_out_prompts=24)
+    config = make_config(
+        model, save_prompts(tmp_path / "prompts.jsonl", 240), tmp_path / "run", held_out_prompts=24
+    )
     config.data = change(config.data)
     facts = facts_of(load_target(config.target))
     seen = sampled(gather(config.data), config.data, facts, 80, 0.0, tmp_path / "sample")

@@ -22,7 +22,22 @@ from deepspec.drafts.options import Eagle3Options
 from tests.data.toy_tokenizers import chatml
 from tests.models import tiny_model
 
-WORDS = "hello there how are you today two plus is four and so on def add return print".split()
+WORDS = [
+    "hello",
+    "there",
+    "how",
+    "are",
+    "you",
+    "two",
+    "plus",
+    "is",
+    "four",
+    "and",
+    "so",
+    "on",
+    "def",
+    "return",
+]
 
 
 def save_model(folder: Path) -> Path:
@@ -52,14 +67,24 @@ def save_prompts(path: Path, count: int, answered: bool = True) -> Path:
 
 
 def make_config(model: Path, prompts: Path, out: Path, **data: Any) -> Config:
-    chosen = {"answers": Answers.given, "held_out_prompts": 8, "max_length": 128, "max_new_tokens": 16, **data}
+    chosen = {
+        "answers": Answers.given,
+        "held_out_prompts": 8,
+        "max_length": 128,
+        "max_new_tokens": 16,
+        **data,
+    }
     return Config(
         name="tiny",
         out=str(out),
         target=TargetConfig(name="tiny", path=str(model), dtype=Dtype.float32, device="cpu"),
         draft=Eagle3Options(vocab_size=80, ttt_steps=2),
         data=DataConfig(prompts=str(prompts), batch_size=4, **chosen),
-        train=TrainConfig(epochs=2.0, batch_size=2, eval_every=4, eval_rows=2, eval_steps=2, checkpoint_every=4),
+        train=TrainConfig(
+            epochs=2.0, batch_size=2, eval_every=4, eval_rows=2, eval_steps=2, checkpoint_every=4
+        ),
         decode=DecodeConfig(max_new_tokens=8),
-        evaluate=EvaluateConfig(max_prompts=2, sweep=[1], sweep_prompts=1, baselines=False, threads=1, bootstrap=100),
+        evaluate=EvaluateConfig(
+            max_prompts=2, sweep=[1], sweep_prompts=1, baselines=False, threads=1, bootstrap=100
+        ),
     )

@@ -1,6 +1,7 @@
 """Features that vLLM writes, handed on by our protocol: against the target itself, with a stand-in for vLLM that keeps
 its habits (layer ids one higher, files with a lock), and for what it may do wrong."""
 
+import copy
 import fcntl
 import json
 import threading
@@ -54,8 +55,10 @@ class Engine:
             save_file({"hidden_states": states.contiguous(), "token_ids": text[0]}, path)
         if self.spoil.get("lost"):
             path.unlink()
-        token = int(said.logits[0, -1].argmax())
-        answer: dict[str, Any] = {"choices": [{"text": "", "token_ids": [token]}]}
+        chances = said.logits[0, -1].log_softmax(-1)
+        token = int(chances.argmax())
+        told = {"token_logprobs": [float(chances[token])]}
+        answer: dict[str, Any] = {"choices": [{"text": "", "token_ids": [token], "logprobs": told}]}
         if not self.spoil.get("silent"):
             answer["kv_transfer_params"] = {"hidden_states_path": str(path)}
         return 200, answer
@@ -118,7 +121,7 @@ def test_features_are_those_of_the_target_itself(family: str, tmp_path: Path) ->
     ("ids", "spoil", "words"),
     [
         ([1, 4], {}, r"shape \[24, 2, 32\], expected was \[24, 3, 32\].*vllm serve tiny"),
-        ([1, 3, 3], {}, "does not give the token that it says"),
+        ([1, 3, 3], {}, "gives the token that it says .* nats, not"),
         ([1, 3, 4], {"normed": True}, "before the final norm"),
         ([1, 3, 4], {"silent": True}, "gives no hidden states"),
         ([1, 3, 4], {"lost": True}, "must see its shared_storage_path"),
@@ -130,8 +133,12 @@ def test_an_engine_that_gives_something_else_is_refused(
 ) -> None:
     engine = Engine("llama", tmp_path, ids)
     engine.spoil = spoil
+    engine.model = copy.deepcopy(engine.model)
+    with torch.no_grad():  # a final norm that does something
+        engine.model.model.norm.weight.mul_(torch.linspace(0.2, 6, 32))
+    own = Target(engine.model, None, "llama", {"name": "llama", "dtype": "float64"})
     with running(engine) as url, pytest.raises(UserError, match=words):
-        EngineTarget(target(), url, LAYERS, "tiny")
+        EngineTarget(own, url, LAYERS, "tiny")
 
 
 def test_an_engine_that_goes_away_is_worth_another_try(tmp_path: Path) -> None:
@@ -148,7 +155,9 @@ def test_an_engine_that_goes_away_is_worth_another_try(tmp_path: Path) -> None:
 
 
 def test_no_engine_at_all_and_other_layers_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"feature_server\.engine: http://127\.0\.0\.1:9/v1 is no .* vllm serve"):
+    with pytest.raises(
+        UserError, match=r"feature_server\.engine: http://127\.0\.0\.1:9/v1 is no .* vllm serve"
+    ):
         EngineTarget(target(), "http://127.0.0.1:9", LAYERS, "tiny")
     with running(Engine("llama", tmp_path, [1, 3, 4])) as url:
         seen = EngineTarget(target(), url, LAYERS, "tiny")

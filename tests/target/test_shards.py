@@ -41,7 +41,9 @@ def test_only_the_files_of_the_edges_are_fetched(
     assert asked < every and len(asked) < 0.7 * len(every)
     whole, kept = model.state_dict(), few.state_dict()
     for name, value in kept.items():
-        torch.testing.assert_close(value, whole[name].to(value.dtype), msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            value, whole[name].to(value.dtype), msg=lambda text, n=name: f"{n}: {text}"
+        )
     assert few.get_output_embeddings().weight.shape == model.get_output_embeddings().weight.shape
 
 

@@ -17,8 +17,8 @@ from tests.training.worker import accelerator_for_tests
 
 def rows(count: int = 4, length: int = 20) -> list[dict[str, Any]]:
     found = []
-    for text in prompts(count, seed=3, longest=length):
-        text = (text * length)[:length]
+    for words in prompts(count, seed=3, longest=length):
+        text = (words * length)[:length]
         place = torch.arange(length)
         found.append(
             {
@@ -37,7 +37,9 @@ def by_hand(draft: MtpDraft, target: Target, data: list[dict[str, Any]], kind: s
     total, count = 0.0, 0
     for row in data:
         tokens = row["tokens"][None]
-        captured = target.capture(tokens, row["positions"][None], row["documents"][None], [target.num_layers - 1])
+        captured = target.capture(
+            tokens, row["positions"][None], row["documents"][None], [target.num_layers - 1]
+        )
         hidden = draft.fuse(target, captured.features)[:, :-1]
         embeddings = target.embed(tokens[:, 1:]).to(hidden.dtype)
         x = draft.proj(torch.cat([draft.embedding_norm(embeddings), draft.hidden_norm(hidden)], -1))

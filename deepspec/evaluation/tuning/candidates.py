@@ -99,7 +99,12 @@ def candidates(
     if decode.temperature > 0:  # both are lossless; the other one may be cheaper here
         other = "token" if decode.rule in (Rule.auto, Rule.block) else "block"
         found += [
-            replace(one, words=f"{one.words}, {other} rule", settings={**one.settings, "rule": other}, predicted=None)
+            replace(
+                one,
+                words=f"{one.words}, {other} rule",
+                settings={**one.settings, "rule": other},
+                predicted=None,
+            )
             for one in found[1:]
             if one.settings["schedule"] == "fixed" and one.predicted is not None
         ][:2]

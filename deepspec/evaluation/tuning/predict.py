@@ -88,7 +88,9 @@ def threshold_speedup(seen: Sequence[tuple[list[float], int]], costs: Costs, thr
     return committed * costs.verify[0] / seconds
 
 
-def best_thresholds(seen: Sequence[tuple[list[float], int]], costs: Costs | None) -> dict[float, float | None]:
+def best_thresholds(
+    seen: Sequence[tuple[list[float], int]], costs: Costs | None
+) -> dict[float, float | None]:
     """Threshold → predicted speedup, of deciles of the recorded confidences those that promise most, ascending."""
     if not seen:
         return {}

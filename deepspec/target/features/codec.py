@@ -26,8 +26,8 @@ TINY = 1e-30  # instead of a scale of zero
 
 @dataclass(frozen=True)
 class Encoded:
-    """values: [N, L, H] in the stored format, int4: [N, L, H/2] uint8, the even channel low. scales: [N, L] float32, int4:
-    [N, L, H/group] bfloat16; None where the format is exact."""
+    """values: [N, L, H] in the stored format, int4: [N, L, H/2] uint8, the even channel low. scales: [N, L] float32,
+    int4: [N, L, H/group] bfloat16; None where the format is exact."""
 
     values: Tensor
     scales: Tensor | None

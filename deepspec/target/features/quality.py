@@ -96,6 +96,7 @@ def measured(target: Any, recipe: Recipe, found: Sample) -> dict[str, Any]:
 
 def _back(recipe: Recipe, hidden: Tensor) -> Tensor:
     """[N, L+1, H] through the store's format and back; the last hidden state as it is stored."""
+
     def through(part: str, states: Tensor) -> Tensor:
         codec = recipe.codec_of(part)
         return codec.decode(codec.encode(states), states.dtype)
