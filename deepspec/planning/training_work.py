@@ -1,9 +1,9 @@
 """What a training step of any draft computes and keeps in memory, learnt from three narrow copies of it.
 
 All widths of target and draft (hidden, feed-forward, heads, vocabularies, ranks) scaled by w, the lengths left as they
-are: the multiplications of a step and its bytes are then a + b·w + c·w² (masks and indices; activations, and attention
-between positions; whatever has a weight's shape). Three runs with w of a few hundredths give a, b and c, and w = 1 the
-draft itself, for every family and without its weights.
+are: the multiplications of a step and its bytes at every moment of it are then a + b·w + c·w² (masks and indices;
+activations, and attention between positions; whatever has a weight's shape). Three runs with w of a few hundredths give
+a, b and c, and w = 1 the draft itself, for every family and without its weights.
 """
 
 import weakref
@@ -50,19 +50,24 @@ def training_work(
     """row: columns [1, T] of a packed row. low: autocast's dtype, None = float32 throughout. checkpointing: of gradients;
     what is then computed a second time is counted."""
     shape = draft_shape(outline.config)
-    if options.algorithm == "standalone" and options.start not in (
-        "target",
-        "random",
-    ):  # a model of its own, and small
-        whole = _narrow(outline, shape, 1.0, shape["head_dim"], 1)
-        return TrainingWork(*_measured(options, whole, loss, row, low, checkpointing))
-    widths, seen = [], []
+    if options.algorithm == "standalone" and options.start not in ("target", "random"):
+        whole = _narrow(outline, shape, 1.0, shape["head_dim"], 1)  # a model of its own, and small
+        operations, alive = _measured(options, whole, loss, row, low, checkpointing)
+        return TrainingWork(operations, max(alive))
+    widths, counted, kept = [], [], []
     for head in NARROW:
         widths.append(head / shape["head_dim"])
         target = _narrow(outline, shape, widths[-1], head, outline.num_layers)
-        seen.append(_measured(_narrow_options(options, widths[-1]), target, loss, row, low, checkpointing))
-    operations, kept = np.polyfit(widths, seen, 2).sum(0)  # the parabola through three points, at w = 1
-    return TrainingWork(float(operations), float(kept))
+        options_there = _narrow_options(options, widths[-1])
+        operations, alive = _measured(options_there, target, loss, row, low, checkpointing)
+        counted.append(operations)
+        kept.append(alive)
+    if len({len(one) for one in kept}) > 1:
+        kept = [[max(one)] for one in kept]
+    # parabolas through three points each, at w = 1; the bytes' peak may come at another moment than in a narrow copy
+    return TrainingWork(
+        float(np.polyfit(widths, counted, 2).sum()), float(np.polyfit(widths, kept, 2).sum(0).max())
+    )
 
 
 def _narrow(outline: Target, shape: dict[str, Any], w: float, head: int, layers: int) -> Target:
@@ -105,8 +110,8 @@ def _measured(
     row: dict[str, Tensor],
     low: torch.dtype | None,
     checkpointing: bool = False,
-) -> tuple[float, float]:
-    """Operations and bytes of a forward and backward, on the CPU."""
+) -> tuple[float, list[int]]:
+    """Operations of a forward and backward, on the CPU, and the bytes that are alive after each step of it."""
     size = getattr(options, "vocab_size", None)
     with _own_random():
         draft = new_draft(options, target, None if size is None else torch.arange(size)).train()
@@ -133,7 +138,7 @@ def _measured(
         total: Any = sum(coefficients[name] * sums[name] for name in coefficients)
         del said
         total.backward()
-    return float(flops.get_total_flops()), float(alive.most)
+    return float(flops.get_total_flops()), alive.trace
 
 
 def _batch(
@@ -156,11 +161,13 @@ def _batch(
 
 
 class Alive(TorchDispatchMode):
-    """Bytes of the storages that operations inside have made and nobody has let go of yet; `most`: their peak."""
+    """Bytes of the storages that operations inside have made and nobody has let go of yet; `most`: their peak; trace:
+    after each operation, its own temporaries not among them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
+        self.trace: list[int] = []
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,6 +176,7 @@ class Alive(TorchDispatchMode):
         for one in tree_iter(made):
             if isinstance(one, Tensor):
                 self._count(one.untyped_storage(), given)
+        self.trace.append(self.now)
         return made
 
     def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:

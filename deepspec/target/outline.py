@@ -15,8 +15,8 @@ EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # what famil
 def cached_bytes(config: Any, itemsize: int) -> int:
     """Of the keys and values that the target keeps of one token, in all layers. config: the text configuration."""
     heads, layers = config.num_attention_heads, config.num_hidden_layers
-    if getattr(config, "kv_lora_rank", None):  # latent attention; the library caches what it is expanded to
-        each = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    if getattr(config, "kv_lora_rank", None):  # latent attention: what keys and values are expanded from
+        each = config.kv_lora_rank + config.qk_rope_head_dim
     else:
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         each = 2 * (getattr(config, "num_key_value_heads", None) or heads) * width

@@ -22,7 +22,8 @@ from tests.planning.tiny import make_config
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return make_config(tmp_path, tmp_path / "none.jsonl", tmp_path / "run")
+    made = make_config(tmp_path, tmp_path / "none.jsonl", tmp_path / "run")
+    return replace(made, draft=replace(made.draft, vocab_size=80))
 
 
 @pytest.mark.parametrize("kind", [Optimiser.adamw, Optimiser.sgd])
@@ -76,7 +77,7 @@ def test_a_forward_takes_about_what_it_makes() -> None:
 
 
 def situation(config: Config) -> Situation:
-    outline = Outline(SHAPE, None, "x", torch.float32, False)
+    outline = Outline(SHAPE, None, "x", getattr(torch, config.target.dtype.value), False)
     return Situation(
         target=target_sizes(outline), draft=draft_sizes(config.draft, outline), step_bytes=1e8, longest=100,
         store=False, precision=Precision.no, rows=100, devices=2, on_cpu=False,

@@ -1,5 +1,6 @@
 """Sizes known from configurations, against the real models, caches, drafts and files."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ DRAFTS = sorted(option_classes().keys() - UNTRAINED.keys())
 
 
 def outline(family: str) -> Outline:
-    return Outline(tiny_model(family).config, None, family, torch.float64, False)
+    return Outline(copy.deepcopy(tiny_model(family).config), None, family, torch.float64, False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -39,7 +40,7 @@ def test_of_a_mixture_a_token_meets_the_chosen_experts_only() -> None:
     experts = sum(
         p.numel() for name, p in tiny_model("deepseek_v3").named_parameters() if ".experts." in name
     )
-    assert experts > 0 and counted.total - counted.active == experts * 3 // 4  # one of four is chosen
+    assert experts > 0 and counted.total - counted.active == experts // 2  # two of four are chosen
 
 
 def test_quantised_weights_are_counted_by_their_bits() -> None:

@@ -39,7 +39,7 @@ def test_a_batch_lasts_as_its_rows_leave(rows: list[tuple[int, int]]) -> None:
     [  # 2 epochs of 10 rows, evaluated at steps 4, 8 and 10 on 2 rows; a row takes a hundredth of a GiB
         (0.0, 20 + 3 * 2),
         (1.0, 10 + 2),
-        (0.0625, 10 + 10 * 0.5 + 2 + 2 * 0.375),
+        (0.0625, 10 + 10 * 0.5 + 2 + 2 * 2 * 0.375),
     ],
 )
 def test_training_captures_what_memory_does_not_hold(keep: float, captured: float, tmp_path: Path) -> None:

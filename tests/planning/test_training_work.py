@@ -30,15 +30,16 @@ def test_narrow_copies_foretell_a_step_of_every_family(name: str) -> None:
     options = replace(options, vocab_size=512, **({"anchors": 24} if hasattr(options, "anchors") else {}))
     seen = training_work(options, Outline(SHAPE, None, "x", torch.float32, False), {}, row(128), None)
     target = Target(transformers.LlamaForCausalLM(SHAPE), None, "x")
-    operations, kept = _measured(options, target, {}, row(128), None)
+    operations, alive = _measured(options, target, {}, row(128), None)
     assert seen.operations == pytest.approx(operations, rel=0.01)
-    assert seen.bytes == pytest.approx(kept, rel=0.25)
+    assert seen.bytes == pytest.approx(max(alive), rel=0.1)
 
 
 def test_gradient_checkpointing_is_foretold_to_keep_less() -> None:
-    options = replace(option_classes()["eagle3"](), vocab_size=512, layers=2)
+    """Where attention over long rows is what is kept."""
+    options = replace(option_classes()["eagle3"](), vocab_size=64, ttt_steps=7)
     outline = Outline(SHAPE, None, "x", torch.float32, False)
-    plain, less = (training_work(options, outline, {}, row(128), None, on) for on in (False, True))
+    plain, less = (training_work(options, outline, {}, row(512), None, on) for on in (False, True))
     assert less.bytes < 0.9 * plain.bytes
     assert less.operations > plain.operations
 

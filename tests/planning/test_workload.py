@@ -50,7 +50,7 @@ def test_a_sample_foretells_the_data(
     )
     config.data = change(config.data)
     facts = facts_of(load_target(config.target))
-    seen = sampled(gather(config.data), config.data, facts, 80, 0.0, tmp_path / "sample")
+    seen = sampled(gather(config.data), config.data, facts, 280, 0.0, tmp_path / "sample")
     folder = prepare.run(config)
     counts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["counts"]
     real = {name: counts["train"][name] for name in ("rows", "tokens", "supervised_tokens", "documents")}

@@ -78,7 +78,7 @@ def make_config(model: Path, prompts: Path, out: Path, **data: Any) -> Config:
         name="tiny",
         out=str(out),
         target=TargetConfig(name="tiny", path=str(model), dtype=Dtype.float32, device="cpu"),
-        draft=Eagle3Options(vocab_size=80, ttt_steps=2),
+        draft=Eagle3Options(vocab_size=280, ttt_steps=2),
         data=DataConfig(prompts=str(prompts), batch_size=4, **chosen),
         train=TrainConfig(
             epochs=2.0, batch_size=2, eval_every=4, eval_rows=2, eval_steps=2, checkpoint_every=4

@@ -135,7 +135,7 @@ def test_an_engine_that_gives_something_else_is_refused(
     engine.spoil = spoil
     engine.model = copy.deepcopy(engine.model)
     with torch.no_grad():  # a final norm that does something
-        engine.model.model.norm.weight.mul_(torch.linspace(0.2, 6, 32))
+        engine.model.model.norm.weight.mul_(torch.linspace(0.02, 0.6, 32))
     own = Target(engine.model, None, "llama", {"name": "llama", "dtype": "float64"})
     with running(engine) as url, pytest.raises(UserError, match=words):
         EngineTarget(own, url, LAYERS, "tiny")
