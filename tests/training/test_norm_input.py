@@ -31,6 +31,7 @@ def rows(count: int = 4, length: int = 20) -> list[dict[str, Any]]:
     return found
 
 
+@torch.no_grad()
 def by_hand(draft: MtpDraft, target: Target, data: list[dict[str, Any]], kind: str) -> float:
     """Mean −log q(t_{a+1}) over anchors a whose token and successor are the answer's, row by row."""
     draft.config.norm_input = kind
