@@ -66,7 +66,6 @@ def run(config: Config) -> Path:
         raise UserError(f"hardware={config.hardware.name} lacks hardware.memory_gib (of one device).")
     check_prompts(config)
     check_loss_parts(config.draft, config.train.loss)
-    Path(config.out).mkdir(parents=True, exist_ok=True)
     found = make_plan(config)
     path = Path(config.out) / "plan.json"
     write_json(path, {**asdict(found), "total_seconds": found.total})
@@ -78,6 +77,7 @@ def run(config: Config) -> Path:
 
 def make_plan(config: Config) -> PlanFindings:
     """The whole plan; what does not fit stands in it."""
+    Path(config.out).mkdir(parents=True, exist_ok=True)
     manifest, notes = _data_there(config)
     here = config.hardware.name == "here"
     outline = _outline(config, manifest)

@@ -22,6 +22,7 @@ from deepspec.config.keys import schema_keys
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config
 from deepspec.config.store import PRIMARY, register
+from deepspec.config.sweep import shared_folder
 from deepspec.errors import UserError
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -140,7 +141,7 @@ def _ready(composed: DictConfig, keys: dict[str, Any], taken: set[Path]) -> Conf
     check(config)
     if HydraConfig.get().mode is RunMode.MULTIRUN:
         out = Path(config.out).resolve()
-        if out in taken:
+        if out in taken or (not taken and shared_folder(composed, sys.argv[1:])):
             raise UserError(
                 f"Two runs of this --multirun write into {config.out}. Put what differs into `out`, "
                 "for example out='runs/${name}-${train.seed}'."

@@ -54,7 +54,7 @@ def _shown(document: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> d
     mask = document["loss_mask"]
     head = (
         f"{document['id']} · {document['split']} · answers {document['origin']} · {document['category']} · "
-        f"{document['source']} · {sum(mask)} of {len(mask)} tokens learned"
+        f"{document['source']} · {sum(mask)} of {len(mask)} tokens supervised"
     )
     head += f" · changed by {document['changed_by']}" if document["changed_by"] else ""
     head += " · cut by max_new_tokens" if document["truncated"] else ""

@@ -327,6 +327,7 @@ def test_multirun_refuses_two_runs_in_one_folder(here: Stage) -> None:
     done = here("--multirun", "+recipe=quickstart", "train.seed=1,2")
     assert done.returncode == 1
     assert done.stderr.startswith("error: Two runs of this --multirun write into runs/quickstart.")
+    assert "== run" not in done.stdout  # before the first of them
 
 
 def test_multirun_into_separate_folders(stage: Stage) -> None:
