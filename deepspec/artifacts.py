@@ -224,8 +224,8 @@ def check_places(out: Path) -> None:
 
 
 @contextmanager
-def only_process_in(folder: Path) -> Iterator[None]:
-    """Keep other processes out of `folder` meanwhile; `UserError` if one is in it.
+def only_process_in(folder: Path, reading: bool = False) -> Iterator[None]:
+    """Keep other processes out of `folder` meanwhile; `UserError` if one is in it. reading: those that read too may come.
 
     The lock is the system's own and ends with the process, however it ends; the empty file that carries it
     stays. Of the ranks of one launch the first locks for all. A file system without locks is used without.
@@ -236,7 +236,7 @@ def only_process_in(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if reading else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
                 f"Another process works in {folder}. Wait for it to end, or choose another folder with out=..."

@@ -21,6 +21,7 @@ from deepspec.config.explain import explain, incomplete
 from deepspec.config.keys import schema_keys
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config
+from deepspec.config.stages import STAGES
 from deepspec.config.store import PRIMARY, register
 from deepspec.config.sweep import shared_folder
 from deepspec.errors import UserError
@@ -50,7 +51,7 @@ def entry(stage: str, run: Callable[[Config], object], name: str | None = None) 
         def task(composed: DictConfig) -> None:
             # sentences are printed here, or Hydra adds "Error executing job" to them
             try:
-                with_sentences(lambda: _run_alone(run, _ready(composed, keys, taken)))
+                with_sentences(lambda: _run_alone(stage, run, _ready(composed, keys, taken)))
             except Exception as error:
                 defects.append(error)
                 raise
@@ -151,9 +152,10 @@ def _ready(composed: DictConfig, keys: dict[str, Any], taken: set[Path]) -> Conf
     return config
 
 
-def _run_alone(run: Callable[[Config], object], config: Config) -> None:
+def _run_alone(stage: str, run: Callable[[Config], object], config: Config) -> None:
     check_places(Path(config.out))
-    with only_process_in(Path(config.out)):
+    reads = stage in STAGES and STAGES[stage].reads and not config.auto_prepare
+    with only_process_in(Path(config.out), reads):
         run(config)
 
 

@@ -11,11 +11,13 @@ RUN = ("name", "out", "auto_prepare", "overwrite")
 @dataclass(frozen=True)
 class Stage:
     """purpose: two lines at most. examples: what is written after `python -m deepspec.<stage>`. keys: sections, and
-    keys that belong to none, which it reads; empty: all."""
+    keys that belong to none, which it reads; empty: all. reads: writes nothing, so that several may
+    use a folder at once."""
 
     purpose: str = ""
     examples: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    reads: bool = False
 
 
 STAGES: dict[str, Stage] = {
@@ -78,6 +80,7 @@ STAGES: dict[str, Stage] = {
             '+recipe=quickstart prompt="Why is the sky blue?" compare=true',
         ),
         (*RUN[:3], "target", "draft", "decode", "prompt", "compare"),
+        reads=True,
     ),
     "verify": Stage(
         "Tests that decoding with <out>/draft is lossless for this target on this machine: greedy text against plain "
@@ -103,6 +106,7 @@ STAGES: dict[str, Stage] = {
             "+recipe=quickstart decode.schedule=hardware decode.fallback=auto serve.port=8001",
         ),
         (*RUN[:3], "target", "draft", "decode", "serve"),
+        reads=True,
     ),
     "serve_features": Stage(
         "Runs the target on this machine and gives its features to trainers elsewhere (features.source=server), any "
@@ -113,6 +117,7 @@ STAGES: dict[str, Stage] = {
             "+recipe=cluster/qwen3_4b_eagle3 feature_server.engine=http://127.0.0.1:8000/v1 feature_server.port=8001",
         ),
         ("name", "out", "target", "draft", "feature_server"),
+        reads=True,
     ),
     "bench_endpoint": Stage(
         "Measures any OpenAI-compatible server from outside: round trips, time to the first token and for each further "

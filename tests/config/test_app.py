@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
+from deepspec.artifacts import only_process_in
 from deepspec.config.app import command, with_sentences
 from deepspec.errors import UserError
 from tests.config import fake_stage
@@ -95,6 +96,20 @@ def test_two_processes_do_not_work_in_one_folder(here: Stage, tmp_path: Path) ->
         seen(here("name=y"))
     seen(here("name=x"))
     seen(here("name=x"))
+
+
+def test_readers_share_a_folder_and_keep_writers_out(tmp_path: Path) -> None:
+    with only_process_in(tmp_path, reading=True):
+        with only_process_in(tmp_path, reading=True):
+            pass
+        with pytest.raises(UserError, match="Another process works"), only_process_in(tmp_path):
+            pass
+    with (
+        only_process_in(tmp_path),
+        pytest.raises(UserError, match="Another process works"),
+        only_process_in(tmp_path, reading=True),
+    ):
+        pass
 
 
 def test_only_the_first_rank_locks(here: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
