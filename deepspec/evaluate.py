@@ -21,7 +21,6 @@ from deepspec.evaluation.identity import already_measured, is_the_same, made_of,
 from deepspec.evaluation.journal import Journal, remove
 from deepspec.evaluation.result import EvaluationResult, save_result
 from deepspec.evaluation.run import evaluate
-from deepspec.evaluation.sharing import Shared, sharing
 from deepspec.evaluation.sources import (
     check_prompts,
     checks_of,
@@ -33,10 +32,12 @@ from deepspec.evaluation.sources import (
 from deepspec.evaluation.subject import Papers, Subject
 from deepspec.evaluation.turns import following
 from deepspec.pair import find_draft, load_pair
+from deepspec.group import Group
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import load_target
 from deepspec.training.history import read as read_history
+from deepspec.training.sharing import sharing
 
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 
@@ -60,7 +61,7 @@ def run(config: Config) -> Path:
         return _run(config, shared)
 
 
-def _run(config: Config, shared: Shared) -> Path:
+def _run(config: Config, shared: Group) -> Path:
     out = Path(config.out)
     found = find_draft(config)
     manifest = found.manifest
@@ -105,7 +106,7 @@ def _run(config: Config, shared: Shared) -> Path:
     )
     # what the result's fingerprint leaves out, as no result says otherwise yet: which target decodes
     measured = fingerprint([identity, without_name(target.identity())])
-    journal = Journal(path.parent, measured, shared.rank, shared.processes)
+    journal = Journal(path.parent, measured, shared.rank, shared.size)
     result = evaluate(config, subject, prompts, papers, journal, shared.wait)
     if result is None:  # another process of this launch writes it
         return path.with_name("report.html")
@@ -128,7 +129,7 @@ def _calibrated(config: Config, result: EvaluationResult, draft: Path) -> None:
     store(draft, result.calibration)
 
 
-def _finish_again(result: EvaluationResult, path: Path, shared: Shared) -> Path:
+def _finish_again(result: EvaluationResult, path: Path, shared: Group) -> Path:
     if shared.rank:
         return path.with_name("report.html")
     remove(path.parent)  # a kill between the result and this; else measuring again would find these records

@@ -21,19 +21,27 @@ from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Sampling
 from deepspec.drafts.registry import check_loss_parts, check_target
 from deepspec.errors import UserError
+from deepspec.group import Group
 from deepspec.target import Target, load_target
+from deepspec.training.sharing import sharing
 
 SETTLED = "target.json"
 
 
 def run(config: Config) -> Path:
-    """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend."""
+    """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend.
+
+    Under torchrun or `accelerate launch` every process calls this: the answers that the target writes are shared out,
+    and the data are the same for any number of processes.
+    """
     folder = Path(config.out) / "data"
-    try:
-        _prepare(config, folder)
-    except UserError:
-        _leave_only_answers(work_folder(folder))
-        raise
+    with sharing(config) as group:
+        try:
+            _prepare(config, folder, group)
+        except UserError:
+            if group.size == 1:
+                _leave_only_answers(work_folder(folder))
+            raise
     return folder
 
 
@@ -44,9 +52,14 @@ def _leave_only_answers(work: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _prepare(config: Config, folder: Path) -> None:
-    gathered = gather(config.data, work_folder(folder))
+def _prepare(config: Config, folder: Path, group: Group) -> None:
+    work = work_folder(folder)
+    gathered = gather(config.data, work if group.first else work / f"process-{group.rank}")
+    if not group.first:
+        group.wait()  # the first settles the number format
     target = _load(config.target, folder)
+    if group.first:
+        group.wait()
     _check_later_stages(config, target)
     facts = TargetFacts(
         tokenizer=target.tokenizer,
@@ -65,8 +78,10 @@ def _prepare(config: Config, folder: Path) -> None:
         overwrite=config.overwrite,
         made_by=command("prepare"),
         retry_errors=config.retry_errors,
+        say=print if group.first else lambda line: None,
+        group=group,
     )
-    if config.audit:
+    if config.audit and group.first:
         print(
             f"audit     {write_audit(folder, target.tokenizer, folder.parent / 'audit.html', command('prepare'))}"
         )

@@ -8,7 +8,7 @@ never meets an old answer, and one that decides nothing about answers meets them
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from deepspec.artifacts import fingerprint
 from deepspec.data.conversation import BadRow, Conversation, Message, Tally, hash_order
 from deepspec.data.store import Store
 from deepspec.data.template import ChatTemplate, Turn
+from deepspec.group import Group
 
 Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
 """Token ids of prompts and a seed each → token ids of the answers, the end token included where one came."""
@@ -42,18 +43,37 @@ class Batches:
     """Runs `generate` batch by batch, each result kept as one file under `work`.
 
     recipe: what else decides an answer (target, sampling, limits); it goes into the files' names. earlier: a
-    folder of finished batches (`keep`), read and not written.
+    folder of finished batches (`keep`), read and not written. group: processes that make the same data in the same
+    `work` and share the batches, see `ahead`.
     """
 
     def __init__(
-        self, generate: Generate, work: Path, recipe: Mapping[str, Any], earlier: Path | None = None
+        self,
+        generate: Generate,
+        work: Path,
+        recipe: Mapping[str, Any],
+        earlier: Path | None = None,
+        group: Group = Group(),
     ) -> None:
         self.generate = generate
+        self.group = group
         self.work = work
         self.recipe = dict(recipe)
         self.places = [work] if earlier is None else [work, earlier]
         self.used: dict[str, Path] = {}
         work.mkdir(parents=True, exist_ok=True)
+
+    def ahead(self, batches: Iterable[tuple[list[list[int]], list[int]]]) -> None:
+        """Of batches that are about to be asked for, each process of the group makes its own, and waits for the others.
+
+        What a batch holds does not depend on who makes it, so that the data are the same for any number of processes.
+        """
+        if self.group.size == 1:
+            return
+        for number, (prompts, seeds) in enumerate(batches):
+            if self.group.mine(number):
+                self.answers(prompts, seeds)
+        self.group.wait()
 
     def answers(self, prompts: list[list[int]], seeds: list[int]) -> tuple[list[list[int]], bool]:
         """Answers of one batch, and whether an earlier run had made them."""
@@ -109,29 +129,48 @@ def regenerate(
     )
     if total == 0:
         return
-    with tqdm(total=total, desc="answers", unit="row", smoothing=0) as bar:
+    with tqdm(total=total, desc="answers", unit="row", smoothing=0, disable=not batches.group.first) as bar:
         turn, busy = 0, True
         while busy:
+            ask = _Turn(store, template, turn, longest_prompt, samples, batch_size)
+            batches.ahead(_asked(ready, seed) for ready in ask.batches(Tally(strict=False), lambda count: None))
             busy = False
-            ready: list[_Question] = []
-            for n, conversation in store.conversations("anew", "key"):
-                asked = list(questions(conversation))[turn:]
-                for sample in range(samples_of(store, n, samples) if asked else 0):
-                    item = regenerated(store, n, conversation, sample)
-                    if len(item.turns) < turn:
-                        continue
-                    prompt = _next_prompt(item, asked[0], template, longest_prompt, tally)
-                    if prompt is None:
-                        bar.update(len(asked))
-                        continue
-                    busy = True
-                    ready.append(_Question(n, sample, turn, asked[0], prompt, conversation.key))
-                    if len(ready) == batch_size:
-                        _answer(ready, store, template, batches, seed, bar)
-                        ready = []
-            if ready:
+            for ready in ask.batches(tally, bar.update):
+                busy = True
                 _answer(ready, store, template, batches, seed, bar)
             turn += 1
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Everybody's next question of one turn, in batches."""
+
+    store: Store
+    template: ChatTemplate
+    turn: int
+    longest_prompt: int
+    samples: int
+    batch_size: int
+
+    def batches(self, tally: Tally, left_out: Callable[[int], object]) -> Iterator[list["_Question"]]:
+        """tally, left_out: told of conversations that end here."""
+        ready: list[_Question] = []
+        for n, conversation in self.store.conversations("anew", "key"):
+            asked = list(questions(conversation))[self.turn :]
+            for sample in range(samples_of(self.store, n, self.samples) if asked else 0):
+                item = regenerated(self.store, n, conversation, sample)
+                if len(item.turns) < self.turn:
+                    continue
+                prompt = _next_prompt(item, asked[0], self.template, self.longest_prompt, tally)
+                if prompt is None:
+                    left_out(len(asked))
+                    continue
+                ready.append(_Question(n, sample, self.turn, asked[0], prompt, conversation.key))
+                if len(ready) == self.batch_size:
+                    yield ready
+                    ready = []
+        if ready:
+            yield ready
 
 
 @dataclass(frozen=True)
@@ -148,10 +187,14 @@ class _Question:
         return hash_order(seed, f"answer {self.key} {self.turn}{again}")
 
 
+def _asked(ready: Sequence[_Question], seed: int) -> tuple[list[list[int]], list[int]]:
+    return [item.prompt for item in ready], [item.seed(seed) for item in ready]
+
+
 def _answer(
     ready: Sequence[_Question], store: Store, template: ChatTemplate, batches: Batches, seed: int, bar: Any
 ) -> None:
-    answers, kept = batches.answers([item.prompt for item in ready], [item.seed(seed) for item in ready])
+    answers, kept = batches.answers(*_asked(ready, seed))
     for item, answer in zip(ready, answers, strict=True):
         ended = bool(answer) and answer[-1] in template.eos
         message = {"role": "assistant", "content": template.answer_text(answer)}

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from deepspec.data.summary import counts, summary
 from deepspec.data.template import ChatTemplate, check_system
 from deepspec.data.vocab import check_vocab_size, choose_draft_vocab, count_supervised
 from deepspec.errors import UserError
+from deepspec.group import Group
 
 FORMAT = 2  # of the artifact; goes up when equal inputs give other rows than before
 MAKE = "python -m deepspec.prepare"
@@ -69,7 +70,8 @@ def build(
     say: Callable[[str], None] = print,
     overwrite: bool = False,
     made_by: str = MAKE,
-) -> dict[str, Any]:
+    group: Group = Group(),
+) -> dict[str, Any] | None:
     """Write the data artifact `folder`, unless it is there already, made of the same things; its manifest.
 
     One that was made of other things stays, and is an error, unless `overwrite`. made_by: the command that
@@ -77,8 +79,9 @@ def build(
 
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
     beside `folder` until the artifact is whole, so a stopped run loses at most one. retry_errors: ask servers
-    again for what failed in an earlier run, also where the artifact is whole without it. `UserError` for
-    settings, files or rows that cannot be used, before anything is generated.
+    again for what failed in an earlier run, also where the artifact is whole without it. group: processes that make
+    it together, each with a store of its own and the batches of answers shared; the first writes, and the others get
+    None. `UserError` for settings, files or rows that cannot be used, before anything is generated.
     """
     template = ChatTemplate(
         target.tokenizer,
@@ -108,7 +111,9 @@ def build(
         elif not (retry_errors and failed):
             check_whole(folder, manifest, made_by)
             gathered.store.close()
-            shutil.rmtree(work, ignore_errors=True)
+            group.wait()
+            if group.first:
+                shutil.rmtree(work, ignore_errors=True)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
     reader = Reader(template, settings.max_length, target.vocab_size, gathered.tally, settings.supervise)
@@ -120,11 +125,24 @@ def build(
         "batch_size": settings.batch_size,
     }
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    engine = Batches(generate, work, recipe, earlier=folder / ANSWERS)
+    group.wait()  # until all have looked for an artifact, which the first may write before the last looks
+    alone = settings.regenerate is not Regenerate.engine or settings.answers is Answers.given
+    if alone and not group.first:  # there is nothing that the target does
+        gathered.store.close()
+        group.wait()
+        return None
+    if alone:
+        group = replace(group, size=1)
+    engine = Batches(generate, work, recipe, earlier=folder / ANSWERS, group=group)
     with stored(work), _answerer(settings, engine, folder / ANSWERS, retry_errors) as answerer:
         prompts = _documents(settings, reader, gathered.store, answerer)
+        if not group.first:
+            gathered.store.close()
+            group.wait()
+            return None
         _write(folder, manifest, target, reader, gathered, prompts, answerer)
     gathered.store.close()
+    group.wait()  # until the others are done with what lies there
     shutil.rmtree(work, ignore_errors=True)
     say(summary(manifest, folder))
     return manifest
@@ -306,21 +324,20 @@ def _chat(answerer: Batches | Server, reader: Reader, batch_size: int) -> Chat:
     template = reader.template
 
     def chat(texts: list[str], seeds: list[int]) -> list[str | None]:
-        found: list[str | None] = []
+        prompts = [template.prompt([{"role": "user", "content": text}]) for text in texts]
+        parts = []
         for start in range(0, len(texts), batch_size):
-            part = texts[start : start + batch_size]
-            prompts = [template.prompt([{"role": "user", "content": text}]) for text in part]
-            fitting = [at for at, prompt in enumerate(prompts) if len(prompt) <= reader.longest_prompt]
-            answers: list[str | None] = [None] * len(part)
-            if fitting:
-                made, _ = answerer.answers(
-                    [prompts[at] for at in fitting], [seeds[start + at] for at in fitting]
-                )
-                for at, answer in zip(fitting, made, strict=True):
-                    ended = bool(answer) and answer[-1] in template.eos
-                    answers[at] = template.answer_text(answer) if ended else None
-            found += answers
-        return found
+            places = range(start, min(start + batch_size, len(texts)))
+            if fitting := [at for at in places if len(prompts[at]) <= reader.longest_prompt]:
+                parts.append((fitting, [prompts[at] for at in fitting], [seeds[at] for at in fitting]))
+        answerer.ahead((asked, own) for _, asked, own in parts)
+        answers: list[str | None] = [None] * len(texts)
+        for fitting, asked, own in parts:
+            made, _ = answerer.answers(asked, own)
+            for at, answer in zip(fitting, made, strict=True):
+                ended = bool(answer) and answer[-1] in template.eos
+                answers[at] = template.answer_text(answer) if ended else None
+        return answers
 
     return chat
 

@@ -28,6 +28,7 @@ from deepspec.artifacts import (
 )
 from deepspec.config.schema import FeaturesConfig, StoreFormat
 from deepspec.errors import UserError
+from deepspec.group import Group
 from deepspec.target.features.codec import LOSSY, channel_scales
 from deepspec.target.features.estimate import Estimate, check_disk, estimated, gib, written_bytes
 from deepspec.target.features.files import DONE
@@ -66,15 +67,6 @@ class Order:
         """Of all that is to be stored."""
         recipe, hidden = recipe_of(self.made_of, None), self.made_of["target"]["hidden_size"]
         return sum((estimated(rows, recipe, hidden) for rows in self.splits.values()), Estimate())
-
-
-@dataclass(frozen=True)
-class Group:
-    """This process among those that make the store together. wait: until all have come here."""
-
-    rank: int = 0
-    size: int = 1
-    wait: Callable[[], None] = lambda: None
 
 
 def make_store(
