@@ -79,7 +79,11 @@ def beside(results: Mapping[str, EvaluationResult]) -> list[dict[str, Any]]:
     """Each variant's τ and its ratio to that without augmentation, prompt by prompt."""
     base, rows = results[NONE], []
     for variant, result in results.items():
-        row: dict[str, Any] = {"variant": variant, "tau": asdict(result.summary.tau), "prompts": len(result.records)}
+        row: dict[str, Any] = {
+            "variant": variant,
+            "tau": asdict(result.summary.tau),
+            "prompts": len(result.records),
+        }
         if variant != NONE:
             if why := incomparable(base, result):
                 raise SystemExit(f"error: {variant} cannot be compared: {'; '.join(why)}. Remove its folder.")
@@ -122,7 +126,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="a file of prompts")
     parser.add_argument("--max-prompts", type=int, default=200, help="of them")
     parser.add_argument("--held-out", type=int, default=32)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["synonyms", "typos", "system", "paraphrase"])
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=["synonyms", "typos", "system", "paraphrase"]
+    )
     parser.add_argument("--probability", type=float, default=0.5, help="that a prompt is rewritten")
     parser.add_argument("--steps", type=int, default=300, help="optimiser steps of two rows")
     parser.add_argument("--new-tokens", type=int, default=64)

@@ -31,8 +31,8 @@ from deepspec.evaluation.sources import (
 )
 from deepspec.evaluation.subject import Papers, Subject
 from deepspec.evaluation.turns import following
-from deepspec.pair import find_draft, load_pair
 from deepspec.group import Group
+from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import load_target

@@ -19,7 +19,9 @@ def test_variants_are_set_beside_the_plain_one_prompt_by_prompt() -> None:
     assert expected.value is not None and expected.value > 1
     shown = augmentation.markdown(rows)
     assert f"{expected.value:.3f}" in shown and "it helps" in shown
-    assert "no difference can be told" in augmentation.markdown(augmentation.beside({"none": none, "all": none}))
+    assert "no difference can be told" in augmentation.markdown(
+        augmentation.beside({"none": none, "all": none})
+    )
 
 
 def test_results_of_other_prompts_are_refused() -> None:
@@ -28,7 +30,9 @@ def test_results_of_other_prompts_are_refused() -> None:
         augmentation.beside({"none": none, "typos": other})
 
 
-def test_each_stage_is_asked_once_with_its_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stage_is_asked_once_with_its_augmentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called: list[tuple[str, str, str]] = []
 
     def run(stage: str, recipe: str, out: Path, settings: list[str]) -> dict[str, float]:

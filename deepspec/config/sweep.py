@@ -23,7 +23,9 @@ def shared_folder(composed: DictConfig, arguments: Sequence[str]) -> str | None:
     named = set(NAMED.findall(written))
     if "name" not in swept:
         named.discard("name")
-    differ = any(one == key or one.startswith(f"{key}.") or key.startswith(f"{one}.") for one in named for key in swept)
+    differ = any(
+        one == key or one.startswith(f"{key}.") or key.startswith(f"{one}.") for one in named for key in swept
+    )
     return None if differ or "${hydra" in written else written
 
 

@@ -19,7 +19,7 @@ from deepspec.artifacts import fingerprint
 from deepspec.data.conversation import BadRow, Conversation, Message, Tally, hash_order
 from deepspec.data.store import Store
 from deepspec.data.template import ChatTemplate, Turn
-from deepspec.group import Group
+from deepspec.group import ALONE, Group
 
 Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
 """Token ids of prompts and a seed each → token ids of the answers, the end token included where one came."""
@@ -53,7 +53,7 @@ class Batches:
         work: Path,
         recipe: Mapping[str, Any],
         earlier: Path | None = None,
-        group: Group = Group(),
+        group: Group = ALONE,
     ) -> None:
         self.generate = generate
         self.group = group
@@ -133,7 +133,9 @@ def regenerate(
         turn, busy = 0, True
         while busy:
             ask = _Turn(store, template, turn, longest_prompt, samples, batch_size)
-            batches.ahead(_asked(ready, seed) for ready in ask.batches(Tally(strict=False), lambda count: None))
+            batches.ahead(
+                _asked(ready, seed) for ready in ask.batches(Tally(strict=False), lambda count: None)
+            )
             busy = False
             for ready in ask.batches(tally, bar.update):
                 busy = True
@@ -200,7 +202,7 @@ def _answer(
         message = {"role": "assistant", "content": template.answer_text(answer)}
         body = json.dumps([item.prompt, answer, ended, [*item.asked, message]])
         store.run("INSERT INTO turn VALUES (?, ?, ?, ?)", (item.n, item.sample, item.turn, body))
-    if kept:
+    if kept and not bar.disable:
         bar.initial += len(ready)
     bar.update(len(ready))
 

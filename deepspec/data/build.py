@@ -37,7 +37,7 @@ from deepspec.data.summary import counts, summary
 from deepspec.data.template import ChatTemplate, check_system
 from deepspec.data.vocab import check_vocab_size, choose_draft_vocab, count_supervised
 from deepspec.errors import UserError
-from deepspec.group import Group
+from deepspec.group import ALONE, Group
 
 FORMAT = 2  # of the artifact; goes up when equal inputs give other rows than before
 MAKE = "python -m deepspec.prepare"
@@ -70,8 +70,8 @@ def build(
     say: Callable[[str], None] = print,
     overwrite: bool = False,
     made_by: str = MAKE,
-    group: Group = Group(),
-) -> dict[str, Any] | None:
+    group: Group = ALONE,
+) -> dict[str, Any]:
     """Write the data artifact `folder`, unless it is there already, made of the same things; its manifest.
 
     One that was made of other things stays, and is an error, unless `overwrite`. made_by: the command that
@@ -80,8 +80,8 @@ def build(
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
     beside `folder` until the artifact is whole, so a stopped run loses at most one. retry_errors: ask servers
     again for what failed in an earlier run, also where the artifact is whole without it. group: processes that make
-    it together, each with a store of its own and the batches of answers shared; the first writes, and the others get
-    None. `UserError` for settings, files or rows that cannot be used, before anything is generated.
+    it together, each with a store of its own and the batches of answers shared; the first writes, and the others
+    return nothing ({}). `UserError` for settings, files or rows that cannot be used, before anything is generated.
     """
     template = ChatTemplate(
         target.tokenizer,
@@ -130,7 +130,7 @@ def build(
     if alone and not group.first:  # there is nothing that the target does
         gathered.store.close()
         group.wait()
-        return None
+        return {}
     if alone:
         group = replace(group, size=1)
     engine = Batches(generate, work, recipe, earlier=folder / ANSWERS, group=group)
@@ -139,7 +139,7 @@ def build(
         if not group.first:
             gathered.store.close()
             group.wait()
-            return None
+            return {}
         _write(folder, manifest, target, reader, gathered, prompts, answerer)
     gathered.store.close()
     group.wait()  # until the others are done with what lies there

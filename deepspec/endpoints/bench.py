@@ -15,7 +15,8 @@ from deepspec.endpoints.summary import summarise
 from deepspec.errors import UserError
 from deepspec.evaluation.statistics import null
 
-TURNS = 4  # blocks into which a level is cut where two servers take turns
+TURNS = 4  # blocks into which a level is cut at most where two servers take turns
+REFILLS = 2  # a block has so many questions for each that is asked at a time, lest the level's concurrency be never met
 TOLERATED = 3  # failures in a row beyond one a connection: then nothing more is asked
 Say = Callable[[str], None]
 
@@ -77,7 +78,7 @@ async def _meet(client: Client) -> Endpoint:
 async def _level(clients: Sequence[Client], levels: Sequence[Level], asked: Sequence[Question]) -> None:
     """One concurrency; of two servers only one is at work at a time, and they take turns at going first."""
     before = [await client.metrics_page() for client in clients]
-    turns = min(TURNS, len(asked)) if len(clients) > 1 else 1
+    turns = min(TURNS, max(1, len(asked) // (REFILLS * levels[0].concurrency))) if len(clients) > 1 else 1
     for turn in range(turns):
         block = asked[len(asked) * turn // turns : len(asked) * (turn + 1) // turns]
         order = range(len(clients)) if turn % 2 == 0 else reversed(range(len(clients)))
@@ -120,6 +121,12 @@ def _note(result: EndpointResult) -> None:
     for index, endpoint in enumerate(result.endpoints):
         answers = [answer for level in result.levels if level.endpoint == index for answer in level.answers]
         endpoint.warnings += _warnings(endpoint, answers)
+        few = [one for one in result.levels if one.endpoint == index and len(one.answers) < one.concurrency]
+        endpoint.warnings += [
+            f"only {len(one.answers)} requests were made at a concurrency of {one.concurrency}, which they never filled; "
+            "endpoint.requests=... makes more"
+            for one in few
+        ]
 
 
 def _warnings(endpoint: Endpoint, answers: Sequence[Answer]) -> list[str]:

@@ -36,7 +36,13 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(model: Path, prompts: Path, out: Path, processes: int) -> list[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     call = [sys.executable, *(launcher if processes > 1 else []), "-m", "deepspec.prepare", "name=shared"]
-    call += ["target=hf", f"target.path={model}", "target.name=tiny", "target.dtype=float32", "target.device=cpu"]
+    call += [
+        "target=hf",
+        f"target.path={model}",
+        "target.name=tiny",
+        "target.dtype=float32",
+        "target.device=cpu",
+    ]
     call += ["draft=eagle3", "draft.vocab_size=280", f"out={out}", f"data.prompts={prompts}"]
     call += ["data.held_out_prompts=4", "data.max_length=128", "data.max_new_tokens=24", "data.batch_size=4"]
     return [*call, "data.temperature=1.0", "data.samples=2", "decode.max_new_tokens=8"]

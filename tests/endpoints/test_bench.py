@@ -144,8 +144,16 @@ def test_numbers_from_answers() -> None:
     assert (row.requests, row.failed, row.errors) == (122, 1, {"no": 1})
 
 
+@pytest.mark.parametrize(
+    ("concurrency", "turns"),
+    [  # sixteen questions, in blocks that fill the concurrency twice at least
+        (2, ["aaaa", "bbbb", "bbbb", "aaaa", "aaaa", "bbbb", "bbbb", "aaaa"]),
+        (4, ["a" * 8, "b" * 8, "b" * 8, "a" * 8]),
+        (16, ["a" * 16, "b" * 16]),
+    ],
+)
 def test_two_servers_take_turns_and_each_has_its_own_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    concurrency: int, turns: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTHER_API_KEY", "the-other")
     order: list[str] = []
@@ -154,7 +162,7 @@ def test_two_servers_take_turns_and_each_has_its_own_key(
         return lambda number, body: order.append(name)
 
     with FakeServer(note("a")) as one, FakeServer(note("b"), words=3) as two:
-        settings = {"requests": 8, "concurrency": [2], "warmup": 0, "other_model": "spare"}
+        settings = {"requests": 16, "concurrency": [concurrency], "warmup": 0, "other_model": "spare"}
         result = measured(config_of(tmp_path, one.url, other_url=two.url, **settings))
         assert set(one.keys) == {f"Bearer {SECRET}"} and set(two.keys) == {"Bearer the-other"}
         assert [body["messages"] for body in one.requests] and {body["model"] for body in two.requests} == {
@@ -162,7 +170,7 @@ def test_two_servers_take_turns_and_each_has_its_own_key(
         }
         asked = [sorted(body["messages"][0]["content"] for body in server.requests) for server in (one, two)]
         assert asked[0] == asked[1]
-    assert "".join(order) == "aabb" + "bbaa" + "aabb" + "bbaa"
+    assert "".join(order) == "".join(turns)
     assert [level.answers[0].chunks for level in result.levels] == [6, 3]
     page = render(result)
     assert "toy-model at" in page and "spare at" in page and "took turns" in page and "<script" not in page

@@ -14,11 +14,11 @@ import torch
 
 from deepspec.config.schema import FeaturesConfig, FeatureSource, StoreFormat
 from deepspec.errors import UserError
+from deepspec.group import Group
 from deepspec.target import Target
 from deepspec.target.features import (
     Estimate,
     FeatureStore,
-    Group,
     StoredRows,
     check_store,
     chosen,

@@ -28,7 +28,7 @@ from deepspec.artifacts import (
 )
 from deepspec.config.schema import FeaturesConfig, StoreFormat
 from deepspec.errors import UserError
-from deepspec.group import Group
+from deepspec.group import ALONE, Group
 from deepspec.target.features.codec import LOSSY, channel_scales
 from deepspec.target.features.estimate import Estimate, check_disk, estimated, gib, written_bytes
 from deepspec.target.features.files import DONE
@@ -72,7 +72,7 @@ class Order:
 def make_store(
     order: Order,
     target: Any,
-    group: Group = Group(),
+    group: Group = ALONE,
     say: Callable[[str], None] = print,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> None:
