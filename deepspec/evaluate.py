@@ -13,6 +13,7 @@ from deepspec.artifacts import differences, fingerprint, refuse_to_replace, with
 from deepspec.config.app import command
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config, Dtype
+from deepspec.data.sharing import Group
 from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.evaluation.calibration import store
@@ -21,7 +22,7 @@ from deepspec.evaluation.identity import already_measured, is_the_same, made_of,
 from deepspec.evaluation.journal import Journal, remove
 from deepspec.evaluation.result import EvaluationResult, save_result
 from deepspec.evaluation.run import evaluate
-from deepspec.evaluation.sharing import Shared, sharing
+from deepspec.evaluation.sharing import sharing
 from deepspec.evaluation.sources import (
     check_prompts,
     checks_of,
@@ -60,7 +61,7 @@ def run(config: Config) -> Path:
         return _run(config, shared)
 
 
-def _run(config: Config, shared: Shared) -> Path:
+def _run(config: Config, shared: Group) -> Path:
     out = Path(config.out)
     found = find_draft(config)
     manifest = found.manifest
@@ -105,7 +106,7 @@ def _run(config: Config, shared: Shared) -> Path:
     )
     # what the result's fingerprint leaves out, as no result says otherwise yet: which target decodes
     measured = fingerprint([identity, without_name(target.identity())])
-    journal = Journal(path.parent, measured, shared.rank, shared.processes)
+    journal = Journal(path.parent, measured, shared.rank, shared.size)
     result = evaluate(config, subject, prompts, papers, journal, shared.wait)
     if result is None:  # another process of this launch writes it
         return path.with_name("report.html")
@@ -128,7 +129,7 @@ def _calibrated(config: Config, result: EvaluationResult, draft: Path) -> None:
     store(draft, result.calibration)
 
 
-def _finish_again(result: EvaluationResult, path: Path, shared: Shared) -> Path:
+def _finish_again(result: EvaluationResult, path: Path, shared: Group) -> Path:
     if shared.rank:
         return path.with_name("report.html")
     remove(path.parent)  # a kill between the result and this; else measuring again would find these records

@@ -6,10 +6,10 @@ never meets an old answer, and one that decides nothing about answers meets them
 """
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from deepspec.artifacts import fingerprint
 from deepspec.data.conversation import BadRow, Conversation, Message, Tally, hash_order
+from deepspec.data.sharing import ALONE, Group, chunks, read_whole, write_whole
 from deepspec.data.store import Store
 from deepspec.data.template import ChatTemplate, Turn
 
@@ -42,12 +43,18 @@ class Batches:
     """Runs `generate` batch by batch, each result kept as one file under `work`.
 
     recipe: what else decides an answer (target, sampling, limits); it goes into the files' names. earlier: a
-    folder of finished batches (`keep`), read and not written.
+    folder of finished batches (`keep`), read and not written. group: who shares the batches.
     """
 
     def __init__(
-        self, generate: Generate, work: Path, recipe: Mapping[str, Any], earlier: Path | None = None
+        self,
+        generate: Generate,
+        work: Path,
+        recipe: Mapping[str, Any],
+        earlier: Path | None = None,
+        group: Group = ALONE,
     ) -> None:
+        self.group = group
         self.generate = generate
         self.work = work
         self.recipe = dict(recipe)
@@ -60,31 +67,29 @@ class Batches:
         content = {"recipe": self.recipe, "prompts": prompts, "seeds": seeds}
         name = f"{fingerprint(content)}.json"
         for place in self.places:
-            kept = self._read(place / name, len(prompts))
+            kept = read_whole(place / name, len(prompts))
             if kept is not None:
                 self.used[name] = place / name
                 return kept, True
         path = self.used[name] = self.work / name
         made = [[int(token) for token in answer] for answer in self.generate(prompts, seeds)]
-        partial = path.with_suffix(f".partial-{os.getpid()}")
-        partial.write_text(json.dumps(made), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, made)
         return made, False
+
+    def share(self, batches: Iterable[tuple[list[list[int]], list[int]]]) -> None:
+        """This process's batches of them, (prompts, seeds) each; after it those of all are on disk."""
+        if self.group.size == 1:
+            return
+        for number, (prompts, seeds) in enumerate(batches):
+            if self.group.mine(number):
+                self.answers(prompts, seeds)
+        self.group.wait()
 
     def keep(self, folder: Path) -> None:
         """Copy every batch that was used into `folder`."""
         folder.mkdir()
         for name, path in self.used.items():
             shutil.copyfile(path, folder / name)
-
-    @staticmethod
-    def _read(path: Path, count: int) -> list[list[int]] | None:
-        """A finished batch; None if there is none or a crash of the machine left it damaged."""
-        try:
-            answers = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
-            return None
-        return answers if isinstance(answers, list) and len(answers) == count else None
 
 
 def regenerate(
@@ -109,29 +114,42 @@ def regenerate(
     )
     if total == 0:
         return
-    with tqdm(total=total, desc="answers", unit="row", smoothing=0) as bar:
+    walk = partial(_questions, store, template, longest_prompt, samples)
+    quiet = batches.group.rank > 0
+    with tqdm(total=total, desc="answers", unit="row", smoothing=0, disable=quiet) as bar:
         turn, busy = 0, True
         while busy:
             busy = False
-            ready: list[_Question] = []
-            for n, conversation in store.conversations("anew", "key"):
-                asked = list(questions(conversation))[turn:]
-                for sample in range(samples_of(store, n, samples) if asked else 0):
-                    item = regenerated(store, n, conversation, sample)
-                    if len(item.turns) < turn:
-                        continue
-                    prompt = _next_prompt(item, asked[0], template, longest_prompt, tally)
-                    if prompt is None:
-                        bar.update(len(asked))
-                        continue
-                    busy = True
-                    ready.append(_Question(n, sample, turn, asked[0], prompt, conversation.key))
-                    if len(ready) == batch_size:
-                        _answer(ready, store, template, batches, seed, bar)
-                        ready = []
-            if ready:
+            first_look = chunks(walk(turn, Tally(strict=False), lambda left: None), batch_size)
+            batches.share(_asked(ready, seed) for ready in first_look)
+            for ready in chunks(walk(turn, tally, bar.update), batch_size):
+                busy = True
                 _answer(ready, store, template, batches, seed, bar)
             turn += 1
+
+
+def _questions(
+    store: Store,
+    template: ChatTemplate,
+    longest_prompt: int,
+    samples: int,
+    turn: int,
+    tally: Tally,
+    left_out: Callable[[int], object],
+) -> Iterator["_Question"]:
+    """All questions number `turn` that can be asked, by content. left_out: told of each conversation that ends
+    here how many it has left."""
+    for n, conversation in store.conversations("anew", "key"):
+        asked = list(questions(conversation))[turn:]
+        for sample in range(samples_of(store, n, samples) if asked else 0):
+            item = regenerated(store, n, conversation, sample)
+            if len(item.turns) < turn:
+                continue
+            prompt = _next_prompt(item, asked[0], template, longest_prompt, tally)
+            if prompt is None:
+                left_out(len(asked))
+            else:
+                yield _Question(n, sample, turn, asked[0], prompt, conversation.key)
 
 
 @dataclass(frozen=True)
@@ -148,10 +166,14 @@ class _Question:
         return hash_order(seed, f"answer {self.key} {self.turn}{again}")
 
 
+def _asked(ready: Sequence[_Question], seed: int) -> tuple[list[list[int]], list[int]]:
+    return [item.prompt for item in ready], [item.seed(seed) for item in ready]
+
+
 def _answer(
     ready: Sequence[_Question], store: Store, template: ChatTemplate, batches: Batches, seed: int, bar: Any
 ) -> None:
-    answers, kept = batches.answers([item.prompt for item in ready], [item.seed(seed) for item in ready])
+    answers, kept = batches.answers(*_asked(ready, seed))
     for item, answer in zip(ready, answers, strict=True):
         ended = bool(answer) and answer[-1] in template.eos
         message = {"role": "assistant", "content": template.answer_text(answer)}

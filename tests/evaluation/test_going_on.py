@@ -186,7 +186,7 @@ def test_two_that_share_a_journal_count_as_one(
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setattr(pair, "load_target", lambda config, layers=(): targets[rank.number])
-        patch.setattr(stage, "sharing", lambda _: nullcontext(stage.Shared(rank.number, 2, barrier.wait)))
+        patch.setattr(stage, "sharing", lambda _: nullcontext(stage.Group(rank.number, 2, barrier.wait)))
         patch.setattr(Journal, "append", noted)
         patch.setattr(Journal, "records", counted)
         assert len(set(pool.map(run, (0, 1)))) == 1

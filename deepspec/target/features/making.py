@@ -27,6 +27,7 @@ from deepspec.artifacts import (
     write_json,
 )
 from deepspec.config.schema import FeaturesConfig, StoreFormat
+from deepspec.data.sharing import ALONE, Group
 from deepspec.errors import UserError
 from deepspec.target.features.codec import LOSSY, channel_scales
 from deepspec.target.features.estimate import Estimate, check_disk, estimated, gib, written_bytes
@@ -68,19 +69,10 @@ class Order:
         return sum((estimated(rows, recipe, hidden) for rows in self.splits.values()), Estimate())
 
 
-@dataclass(frozen=True)
-class Group:
-    """This process among those that make the store together. wait: until all have come here."""
-
-    rank: int = 0
-    size: int = 1
-    wait: Callable[[], None] = lambda: None
-
-
 def make_store(
     order: Order,
     target: Any,
-    group: Group = Group(),
+    group: Group = ALONE,
     say: Callable[[str], None] = print,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> None:
