@@ -76,13 +76,20 @@ class Batches:
         write_whole(path, made)
         return made, False
 
-    def share(self, batches: Iterable[tuple[list[list[int]], list[int]]]) -> None:
-        """This process's batches of them, (prompts, seeds) each; after it those of all are on disk."""
+    def share(
+        self,
+        batches: Iterable[tuple[list[list[int]], list[int]]],
+        on_rows: Callable[[int, bool], object] = lambda count, kept: None,
+    ) -> None:
+        """This process's batches of them, (prompts, seeds) each; after it those of all are on disk.
+
+        on_rows: told of every batch, another process's too, how many prompts it has and whether it was kept.
+        """
         if self.group.size == 1:
             return
         for number, (prompts, seeds) in enumerate(batches):
-            if self.group.mine(number):
-                self.answers(prompts, seeds)
+            kept = self.group.mine(number) and self.answers(prompts, seeds)[1]
+            on_rows(len(prompts), kept)
         self.group.wait()
 
     def keep(self, folder: Path) -> None:
@@ -115,16 +122,24 @@ def regenerate(
     if total == 0:
         return
     walk = partial(_questions, store, template, longest_prompt, samples)
-    quiet = batches.group.rank > 0
+    alone, quiet = batches.group.size == 1, batches.group.rank > 0
     with tqdm(total=total, desc="answers", unit="row", smoothing=0, disable=quiet) as bar:
+
+        def on_rows(count: int, kept: bool) -> None:
+            if kept and not bar.disable:
+                bar.initial += count
+            bar.update(count)
+
         turn, busy = 0, True
         while busy:
             busy = False
             first_look = chunks(walk(turn, Tally(strict=False), lambda left: None), batch_size)
-            batches.share(_asked(ready, seed) for ready in first_look)
+            batches.share((_asked(ready, seed) for ready in first_look), on_rows)
             for ready in chunks(walk(turn, tally, bar.update), batch_size):
                 busy = True
-                _answer(ready, store, template, batches, seed, bar)
+                kept = _answer(ready, store, template, batches, seed)
+                if alone:  # else they were counted as they were made
+                    on_rows(len(ready), kept)
             turn += 1
 
 
@@ -171,17 +186,16 @@ def _asked(ready: Sequence[_Question], seed: int) -> tuple[list[list[int]], list
 
 
 def _answer(
-    ready: Sequence[_Question], store: Store, template: ChatTemplate, batches: Batches, seed: int, bar: Any
-) -> None:
+    ready: Sequence[_Question], store: Store, template: ChatTemplate, batches: Batches, seed: int
+) -> bool:
+    """A batch's answers into the store; whether an earlier run had made them."""
     answers, kept = batches.answers(*_asked(ready, seed))
     for item, answer in zip(ready, answers, strict=True):
         ended = bool(answer) and answer[-1] in template.eos
         message = {"role": "assistant", "content": template.answer_text(answer)}
         body = json.dumps([item.prompt, answer, ended, [*item.asked, message]])
         store.run("INSERT INTO turn VALUES (?, ?, ?, ?)", (item.n, item.sample, item.turn, body))
-    if kept:
-        bar.initial += len(ready)
-    bar.update(len(ready))
+    return kept
 
 
 def regenerated(store: Store, n: int, conversation: Conversation, sample: int) -> Regenerated:

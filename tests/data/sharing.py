@@ -1,10 +1,11 @@
 """As a script: prepares data in several processes that meet at a barrier, as ranks of a launch do.
 
-`python -m tests.data.sharing FOLDER PROMPTS PROCESSES KILL_AT`: the last process kills itself when it would make
-its answers number KILL_AT ("never"); what waits for it is then killed too, as a launcher does. Prints the number of
-batches that each process made.
+`python -m tests.data.sharing FOLDER PROMPTS '[[NAME, PROCESSES, KILL_AT], ...]'`: one after the other, into
+FOLDER/NAME/data. The last process kills itself when it would make its batch number KILL_AT (null: never); what waits
+for it is then killed too, as a launcher does.
 """
 
+import json
 import multiprocessing
 import sys
 from pathlib import Path
@@ -53,23 +54,28 @@ def one(*arguments: Any, made: Any) -> None:
     made.put(prepare(*arguments))
 
 
-if __name__ == "__main__":
-    place, source, processes, kill = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+def together(place: Path, source: str, processes: int, kill_at: int | None) -> dict[str, list[int]]:
+    """Prepare in forks; how they ended, and how many batches each one made that came to its end."""
     fork = multiprocessing.get_context("fork")
     meeting, counts = fork.Barrier(processes), fork.SimpleQueue()
-    last = None if kill == "never" else int(kill)
     children = [
         fork.Process(
-            target=one, args=(place, source, rank, processes, meeting, last), kwargs={"made": counts}
+            target=one, args=(place, source, rank, processes, meeting, kill_at), kwargs={"made": counts}
         )
         for rank in range(processes)
     ]
     for child in children:
         child.start()
-    children[-1].join(60)
+    children[-1].join(120)
     if children[-1].exitcode != 0:
         for child in children:
             child.kill()
     for child in children:
-        child.join(60)
-    print([child.exitcode for child in children], sorted(counts.get() for c in children if c.exitcode == 0))
+        child.join(120)
+    ends = [child.exitcode if child.exitcode is not None else 1 for child in children]
+    return {"ends": ends, "made": [counts.get() for end in ends if end == 0]}
+
+
+if __name__ == "__main__":
+    for name, number, kill in json.loads(sys.argv[3]):
+        print(json.dumps(together(Path(sys.argv[1]) / name / "data", sys.argv[2], number, kill)), flush=True)

@@ -1,11 +1,11 @@
 """Data prepared by any number of processes are the same bytes, also after one of them was killed."""
 
-import ast
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,44 +40,32 @@ def write_prompts(path: Path) -> str:
     return str(path)
 
 
-def prepared(
-    folder: Path, prompts: str, processes: int, kill_at: str = "never"
-) -> tuple[list[int], list[int]]:
-    """Exit codes, and how many batches each process made that came to its end."""
-    codes, made = ast.literal_eval(
-        script("sharing", str(folder), prompts, str(processes), kill_at).replace("] [", "], [")
-    )
-    return codes, made
-
-
-def test_any_number_of_processes_makes_the_same(tmp_path: Path) -> None:
+def test_any_number_of_processes_makes_the_same_and_one_that_dies_loses_nothing(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl")
-    _, alone = prepared(tmp_path / "1" / "data", prompts, 1)
-    expected = tree(tmp_path / "1" / "data")
-    counts = json.loads(expected["manifest.json"])["counts"]
-    assert {"near-duplicate", "prompt longer than data.max_length"} <= counts["left_out"].keys()
-    assert any(reason.startswith("language de") for reason in counts["left_out"])
-    for processes in (2, 5):
-        codes, shares = prepared(tmp_path / str(processes) / "data", prompts, processes)
-        assert codes == [0] * processes
-        assert tree(tmp_path / str(processes) / "data") == expected
-        assert sum(shares) == sum(alone)  # every batch was made once
-        assert max(shares) < sum(alone)
-        assert not work_folder(tmp_path / str(processes) / "data").exists()
-
-
-def test_a_process_that_dies_loses_nothing_of_what_was_written(tmp_path: Path) -> None:
-    prompts = write_prompts(tmp_path / "prompts.jsonl")
-    _, alone = prepared(tmp_path / "whole" / "data", prompts, 1)
+    runs = [["one", 1, None], ["three", 3, None], ["killed", 3, 1]]
+    one, three, killed = told(tmp_path, prompts, runs)
+    expected = tree(tmp_path / "one" / "data")
+    left_out = json.loads(expected["manifest.json"])["counts"]["left_out"]
+    assert {"near-duplicate", "prompt longer than data.max_length"} <= left_out.keys()
+    assert any(reason.startswith("language de") for reason in left_out)
+    assert three["ends"] == [0, 0, 0]
+    assert tree(tmp_path / "three" / "data") == expected
+    assert sum(three["made"]) == sum(one["made"]) and all(three["made"])  # every batch once, by all of them
     folder = tmp_path / "killed" / "data"
-    codes, _ = prepared(folder, prompts, 3, "2")
-    assert codes[-1] == -9 and not folder.exists()
-    written = {p.name: p.stat().st_mtime_ns for p in work_folder(folder).glob("*.json")}
-    batches = [name for name in written if not name.endswith(".part.json")]
-    assert len(batches) >= 2
-    codes, shares = prepared(folder, prompts, 2)
-    assert codes == [0, 0] and sum(shares) == sum(alone) - len(batches)
-    assert tree(folder) == tree(tmp_path / "whole" / "data")
+    assert killed["ends"][-1] == -9 and not folder.exists()
+    written = {path.name for path in work_folder(folder).glob("*.json")}
+    batches = {name for name in written if not name.endswith(".part.json")}
+    assert len(batches) >= 2 and written > batches
+    (again,) = told(tmp_path, prompts, [["killed", 2, None]])
+    assert again["ends"] == [0, 0] and sum(again["made"]) == sum(one["made"]) - len(batches)
+    assert tree(folder) == expected
+    assert not work_folder(folder).exists()
+
+
+def told(folder: Path, prompts: str, runs: list[list[Any]]) -> list[dict[str, list[int]]]:
+    return [
+        json.loads(line) for line in script("sharing", str(folder), prompts, json.dumps(runs)).splitlines()
+    ]
 
 
 @pytest.mark.slow
@@ -85,7 +73,7 @@ def test_the_stage_under_a_launcher(tmp_path: Path) -> None:
     target = save_target(tmp_path / "target", "qwen3")
     found = {}
     for processes in (1, 2, 3):
-        config = configuration(tmp_path, target, augment="[{name: typos}]")
+        config = configuration(tmp_path, target)
         out = tmp_path / f"run{processes}"
         settings = [f"data.{key}={getattr(config.data, key)}" for key in ("prompts", "held_out_prompts")]
         settings += [f"data.{key}={getattr(config.data, key)}" for key in ("max_length", "max_new_tokens")]
