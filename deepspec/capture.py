@@ -20,9 +20,9 @@ from deepspec.artifacts import MANIFEST, check_whole, only_process_in, without_n
 from deepspec.config.app import command
 from deepspec.config.schema import Config, FeatureSource, KeepFeatures
 from deepspec.data.dataset import load_rows
+from deepspec.data.sharing import Group
 from deepspec.drafts.contract import TrainableDraft
 from deepspec.drafts.registry import new_draft
-from deepspec.group import Group
 from deepspec.prepared import draft_vocab, prepared_data
 from deepspec.target import Target, load_target
 from deepspec.target.features import Order, chosen, complete, make_store

@@ -13,6 +13,7 @@ from deepspec.artifacts import differences, fingerprint, refuse_to_replace, with
 from deepspec.config.app import command
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config, Dtype
+from deepspec.data.sharing import Group
 from deepspec.drafts.contract import Drafter, TrainableDraft
 from deepspec.errors import UserError
 from deepspec.evaluation.calibration import store
@@ -21,6 +22,7 @@ from deepspec.evaluation.identity import already_measured, is_the_same, made_of,
 from deepspec.evaluation.journal import Journal, remove
 from deepspec.evaluation.result import EvaluationResult, save_result
 from deepspec.evaluation.run import evaluate
+from deepspec.evaluation.sharing import sharing
 from deepspec.evaluation.sources import (
     check_prompts,
     checks_of,
@@ -31,13 +33,11 @@ from deepspec.evaluation.sources import (
 )
 from deepspec.evaluation.subject import Papers, Subject
 from deepspec.evaluation.turns import following
-from deepspec.group import Group
 from deepspec.pair import find_draft, load_pair
 from deepspec.reporting.html import write_report
 from deepspec.reporting.words import summary_lines
 from deepspec.target import load_target
 from deepspec.training.history import read as read_history
-from deepspec.training.sharing import sharing
 
 HISTORY_ROWS = 1000  # of the training's history that the result file keeps
 

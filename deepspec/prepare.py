@@ -1,4 +1,7 @@
-"""`python -m deepspec.prepare +recipe=…`: prompts to a data artifact, with the target's own answers."""
+"""`python -m deepspec.prepare +recipe=…`: prompts to a data artifact, with the target's own answers.
+
+Any number of processes may make it together (torchrun, `accelerate launch`); it is the same for each.
+"""
 
 if __name__ == "__main__":
     from deepspec.config.app import start
@@ -16,50 +19,40 @@ from deepspec.config.schema import Config, Dtype, TargetConfig
 from deepspec.data import TargetFacts, build, gather, work_folder
 from deepspec.data.answers import Generate
 from deepspec.data.audit import write_audit
-from deepspec.data.store import STORE
+from deepspec.data.sharing import Group
+from deepspec.data.store import store_file
 from deepspec.decoding import Engine
 from deepspec.decoding.request import Request, Sampling
 from deepspec.drafts.registry import check_loss_parts, check_target
 from deepspec.errors import UserError
-from deepspec.group import Group
+from deepspec.evaluation.sharing import sharing
 from deepspec.target import Target, load_target
-from deepspec.training.sharing import sharing
 
 SETTLED = "target.json"
 
 
 def run(config: Config) -> Path:
-    """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend.
-
-    Under torchrun or `accelerate launch` every process calls this: the answers that the target writes are shared out,
-    and the data are the same for any number of processes.
-    """
+    """Make `<out>/data` unless it is complete already; its path. `UserError` for what a person can mend."""
     folder = Path(config.out) / "data"
     with sharing(config) as group:
         try:
             _prepare(config, folder, group)
         except UserError:
-            if group.size == 1:
-                _leave_only_answers(work_folder(folder))
+            _leave_only_answers(work_folder(folder), group)
             raise
     return folder
 
 
-def _leave_only_answers(work: Path) -> None:
-    """Of a refused run only finished answers are of use to the next one."""
-    (work / STORE).unlink(missing_ok=True)
+def _leave_only_answers(work: Path, group: Group) -> None:
+    """Of a refused run only finished answers, and parts that processes share, are of use to the next one."""
+    store_file(work, group.rank).unlink(missing_ok=True)
     if work.is_dir() and {path.name for path in work.iterdir()} <= {SETTLED}:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _prepare(config: Config, folder: Path, group: Group) -> None:
-    work = work_folder(folder)
-    gathered = gather(config.data, work if group.first else work / f"process-{group.rank}")
-    if not group.first:
-        group.wait()  # the first settles the number format
-    target = _load(config.target, folder)
-    if group.first:
-        group.wait()
+    gathered = gather(config.data, work_folder(folder), group)
+    target = _load(config.target, folder, group)
     _check_later_stages(config, target)
     facts = TargetFacts(
         tokenizer=target.tokenizer,
@@ -75,13 +68,12 @@ def _prepare(config: Config, folder: Path, group: Group) -> None:
         facts,
         draft_vocab_size=getattr(config.draft, "vocab_size", None),
         generate=answerer(target, config),
+        group=group,
         overwrite=config.overwrite,
         made_by=command("prepare"),
         retry_errors=config.retry_errors,
-        say=print if group.first else lambda line: None,
-        group=group,
     )
-    if config.audit and group.first:
+    if config.audit and group.rank == 0:
         print(
             f"audit     {write_audit(folder, target.tokenizer, folder.parent / 'audit.html', command('prepare'))}"
         )
@@ -98,12 +90,14 @@ def _check_later_stages(config: Config, target: Target) -> None:
         )
 
 
-def _load(config: TargetConfig, folder: Path) -> Target:
+def _load(config: TargetConfig, folder: Path, group: Group) -> Target:
     """The target; with dtype=auto, in the format an earlier run for this folder has settled on.
 
     The measurement may fall the other way on a busy machine, and answers of two formats are neither the same
-    answers nor resumable.
+    answers nor resumable. The first process settles it for all.
     """
+    if group.rank > 0:
+        group.wait()
     settled = work_folder(folder) / SETTLED
     if config.dtype is Dtype.auto:
         known = _known_dtypes(folder, settled)
@@ -111,7 +105,9 @@ def _load(config: TargetConfig, folder: Path) -> Target:
             config = replace(config, dtype=Dtype(known[config.name]))
     target = load_target(config)
     settled.parent.mkdir(parents=True, exist_ok=True)
-    write_json(settled, {target.name: str(target.dtype).removeprefix("torch.")})
+    if group.rank == 0:
+        write_json(settled, {target.name: str(target.dtype).removeprefix("torch.")})
+        group.wait()
     return target
 
 

@@ -9,12 +9,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Each room and the rooms to its left, whose abilities it may use.
-SHARED = {"errors", "artifacts", "randomness", "group"}
+SHARED = {"errors", "artifacts", "randomness"}
 LEFT_OF: dict[str, set[str]] = {
     "errors": set(),
     "artifacts": {"errors"},
     "randomness": set(),
-    "group": set(),
     "data": set(),
     "target": {"data"},
     "drafts": {"data", "target"},

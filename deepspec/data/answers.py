@@ -6,10 +6,10 @@ never meets an old answer, and one that decides nothing about answers meets them
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from deepspec.artifacts import fingerprint
 from deepspec.data.conversation import BadRow, Conversation, Message, Tally, hash_order
+from deepspec.data.sharing import ALONE, Group, chunks, read_whole, write_whole
 from deepspec.data.store import Store
 from deepspec.data.template import ChatTemplate, Turn
-from deepspec.group import ALONE, Group
 
 Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
 """Token ids of prompts and a seed each → token ids of the answers, the end token included where one came."""
@@ -43,8 +43,7 @@ class Batches:
     """Runs `generate` batch by batch, each result kept as one file under `work`.
 
     recipe: what else decides an answer (target, sampling, limits); it goes into the files' names. earlier: a
-    folder of finished batches (`keep`), read and not written. group: processes that make the same data in the same
-    `work` and share the batches, see `ahead`.
+    folder of finished batches (`keep`), read and not written. group: who shares the batches.
     """
 
     def __init__(
@@ -55,56 +54,49 @@ class Batches:
         earlier: Path | None = None,
         group: Group = ALONE,
     ) -> None:
-        self.generate = generate
         self.group = group
+        self.generate = generate
         self.work = work
         self.recipe = dict(recipe)
         self.places = [work] if earlier is None else [work, earlier]
         self.used: dict[str, Path] = {}
         work.mkdir(parents=True, exist_ok=True)
 
-    def ahead(self, batches: Iterable[tuple[list[list[int]], list[int]]]) -> None:
-        """Of batches that are about to be asked for, each process of the group makes its own, and waits for the others.
-
-        What a batch holds does not depend on who makes it, so that the data are the same for any number of processes.
-        """
-        if self.group.size == 1:
-            return
-        for number, (prompts, seeds) in enumerate(batches):
-            if self.group.mine(number):
-                self.answers(prompts, seeds)
-        self.group.wait()
-
     def answers(self, prompts: list[list[int]], seeds: list[int]) -> tuple[list[list[int]], bool]:
         """Answers of one batch, and whether an earlier run had made them."""
         content = {"recipe": self.recipe, "prompts": prompts, "seeds": seeds}
         name = f"{fingerprint(content)}.json"
         for place in self.places:
-            kept = self._read(place / name, len(prompts))
+            kept = read_whole(place / name, len(prompts))
             if kept is not None:
                 self.used[name] = place / name
                 return kept, True
         path = self.used[name] = self.work / name
         made = [[int(token) for token in answer] for answer in self.generate(prompts, seeds)]
-        partial = path.with_suffix(f".partial-{os.getpid()}")
-        partial.write_text(json.dumps(made), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, made)
         return made, False
+
+    def share(
+        self,
+        batches: Iterable[tuple[list[list[int]], list[int]]],
+        on_rows: Callable[[int, bool], object] = lambda count, kept: None,
+    ) -> None:
+        """This process's batches of them, (prompts, seeds) each; after it those of all are on disk.
+
+        on_rows: told of every batch, another process's too, how many prompts it has and whether it was kept.
+        """
+        if self.group.size == 1:
+            return
+        for number, (prompts, seeds) in enumerate(batches):
+            kept = self.group.mine(number) and self.answers(prompts, seeds)[1]
+            on_rows(len(prompts), kept)
+        self.group.wait()
 
     def keep(self, folder: Path) -> None:
         """Copy every batch that was used into `folder`."""
         folder.mkdir()
         for name, path in self.used.items():
             shutil.copyfile(path, folder / name)
-
-    @staticmethod
-    def _read(path: Path, count: int) -> list[list[int]] | None:
-        """A finished batch; None if there is none or a crash of the machine left it damaged."""
-        try:
-            answers = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
-            return None
-        return answers if isinstance(answers, list) and len(answers) == count else None
 
 
 def regenerate(
@@ -129,50 +121,50 @@ def regenerate(
     )
     if total == 0:
         return
-    with tqdm(total=total, desc="answers", unit="row", smoothing=0, disable=not batches.group.first) as bar:
+    walk = partial(_questions, store, template, longest_prompt, samples)
+    alone, quiet = batches.group.size == 1, batches.group.rank > 0
+    with tqdm(total=total, desc="answers", unit="row", smoothing=0, disable=quiet) as bar:
+
+        def on_rows(count: int, kept: bool) -> None:
+            if kept and not bar.disable:
+                bar.initial += count
+            bar.update(count)
+
         turn, busy = 0, True
         while busy:
-            ask = _Turn(store, template, turn, longest_prompt, samples, batch_size)
-            batches.ahead(
-                _asked(ready, seed) for ready in ask.batches(Tally(strict=False), lambda count: None)
-            )
             busy = False
-            for ready in ask.batches(tally, bar.update):
+            first_look = chunks(walk(turn, Tally(strict=False), lambda left: None), batch_size)
+            batches.share((_asked(ready, seed) for ready in first_look), on_rows)
+            for ready in chunks(walk(turn, tally, bar.update), batch_size):
                 busy = True
-                _answer(ready, store, template, batches, seed, bar)
+                kept = _answer(ready, store, template, batches, seed)
+                if alone:  # else they were counted as they were made
+                    on_rows(len(ready), kept)
             turn += 1
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """Everybody's next question of one turn, in batches."""
-
-    store: Store
-    template: ChatTemplate
-    turn: int
-    longest_prompt: int
-    samples: int
-    batch_size: int
-
-    def batches(self, tally: Tally, left_out: Callable[[int], object]) -> Iterator[list["_Question"]]:
-        """tally, left_out: told of conversations that end here."""
-        ready: list[_Question] = []
-        for n, conversation in self.store.conversations("anew", "key"):
-            asked = list(questions(conversation))[self.turn :]
-            for sample in range(samples_of(self.store, n, self.samples) if asked else 0):
-                item = regenerated(self.store, n, conversation, sample)
-                if len(item.turns) < self.turn:
-                    continue
-                prompt = _next_prompt(item, asked[0], self.template, self.longest_prompt, tally)
-                if prompt is None:
-                    left_out(len(asked))
-                    continue
-                ready.append(_Question(n, sample, self.turn, asked[0], prompt, conversation.key))
-                if len(ready) == self.batch_size:
-                    yield ready
-                    ready = []
-        if ready:
-            yield ready
+def _questions(
+    store: Store,
+    template: ChatTemplate,
+    longest_prompt: int,
+    samples: int,
+    turn: int,
+    tally: Tally,
+    left_out: Callable[[int], object],
+) -> Iterator["_Question"]:
+    """All questions number `turn` that can be asked, by content. left_out: told of each conversation that ends
+    here how many it has left."""
+    for n, conversation in store.conversations("anew", "key"):
+        asked = list(questions(conversation))[turn:]
+        for sample in range(samples_of(store, n, samples) if asked else 0):
+            item = regenerated(store, n, conversation, sample)
+            if len(item.turns) < turn:
+                continue
+            prompt = _next_prompt(item, asked[0], template, longest_prompt, tally)
+            if prompt is None:
+                left_out(len(asked))
+            else:
+                yield _Question(n, sample, turn, asked[0], prompt, conversation.key)
 
 
 @dataclass(frozen=True)
@@ -194,17 +186,16 @@ def _asked(ready: Sequence[_Question], seed: int) -> tuple[list[list[int]], list
 
 
 def _answer(
-    ready: Sequence[_Question], store: Store, template: ChatTemplate, batches: Batches, seed: int, bar: Any
-) -> None:
+    ready: Sequence[_Question], store: Store, template: ChatTemplate, batches: Batches, seed: int
+) -> bool:
+    """A batch's answers into the store; whether an earlier run had made them."""
     answers, kept = batches.answers(*_asked(ready, seed))
     for item, answer in zip(ready, answers, strict=True):
         ended = bool(answer) and answer[-1] in template.eos
         message = {"role": "assistant", "content": template.answer_text(answer)}
         body = json.dumps([item.prompt, answer, ended, [*item.asked, message]])
         store.run("INSERT INTO turn VALUES (?, ?, ?, ?)", (item.n, item.sample, item.turn, body))
-    if kept and not bar.disable:
-        bar.initial += len(ready)
-    bar.update(len(ready))
+    return kept
 
 
 def regenerated(store: Store, n: int, conversation: Conversation, sample: int) -> Regenerated:

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,12 @@ from deepspec.data.ledger import Ledger
 from deepspec.data.selection import hold_out, to_regenerate
 from deepspec.data.served import NO_ANSWER, Server
 from deepspec.data.servers import Pool, Sampling
+from deepspec.data.sharing import ALONE, Group, Parts
 from deepspec.data.store import Split, Store, stored
 from deepspec.data.summary import counts, summary
 from deepspec.data.template import ChatTemplate, check_system
 from deepspec.data.vocab import check_vocab_size, choose_draft_vocab, count_supervised
 from deepspec.errors import UserError
-from deepspec.group import ALONE, Group
 
 FORMAT = 2  # of the artifact; goes up when equal inputs give other rows than before
 MAKE = "python -m deepspec.prepare"
@@ -66,11 +66,11 @@ def build(
     *,
     draft_vocab_size: int | None,
     generate: Generate,
+    group: Group = ALONE,
     retry_errors: bool = False,
     say: Callable[[str], None] = print,
     overwrite: bool = False,
     made_by: str = MAKE,
-    group: Group = ALONE,
 ) -> dict[str, Any]:
     """Write the data artifact `folder`, unless it is there already, made of the same things; its manifest.
 
@@ -79,9 +79,11 @@ def build(
 
     generate: the target's ability to answer (see `deepspec.data.answers`); finished batches wait in a folder
     beside `folder` until the artifact is whole, so a stopped run loses at most one. retry_errors: ask servers
-    again for what failed in an earlier run, also where the artifact is whole without it. group: processes that make
-    it together, each with a store of its own and the batches of answers shared; the first writes, and the others
-    return nothing ({}). `UserError` for settings, files or rows that cannot be used, before anything is generated.
+    again for what failed in an earlier run, also where the artifact is whole without it. `UserError` for
+    settings, files or rows that cannot be used, before anything is generated.
+
+    group: the processes that make the artifact together, each with everything gathered. All walk the same steps;
+    what takes long is divided (`deepspec.data.sharing`), the first one alone asks servers, joins and writes.
     """
     template = ChatTemplate(
         target.tokenizer,
@@ -100,6 +102,8 @@ def build(
     }
     name = _made_of(inputs)
     work = work_folder(folder)
+    if group.rank > 0:
+        say = _silent
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder, made_by, ("inputs.target.name", "inputs.draft_vocab_size"))
         failed = manifest.get("counts", {}).get("failed", 0)
@@ -109,11 +113,9 @@ def build(
                 raise refuse_to_replace(folder, difference)
             say(f"{folder} was made with other settings ({difference}): replacing it (overwrite=true).")
         elif not (retry_errors and failed):
-            check_whole(folder, manifest, made_by)
-            gathered.store.close()
-            group.wait()
-            if group.first:
-                shutil.rmtree(work, ignore_errors=True)
+            if group.rank == 0:
+                check_whole(folder, manifest, made_by)
+            _end(gathered, work, group)
             say(f"{folder} is complete already (fingerprint {manifest.get('fingerprint')}).")
             return manifest
     reader = Reader(template, settings.max_length, target.vocab_size, gathered.tally, settings.supervise)
@@ -125,27 +127,37 @@ def build(
         "batch_size": settings.batch_size,
     }
     manifest = {"stage": "prepare", "fingerprint": name, "config": plain(settings), "inputs": inputs}
-    group.wait()  # until all have looked for an artifact, which the first may write before the last looks
-    alone = settings.regenerate is not Regenerate.engine or settings.answers is Answers.given
-    if alone and not group.first:  # there is nothing that the target does
-        gathered.store.close()
-        group.wait()
-        return {}
-    if alone:
-        group = replace(group, size=1)
-    engine = Batches(generate, work, recipe, earlier=folder / ANSWERS, group=group)
-    with stored(work), _answerer(settings, engine, folder / ANSWERS, retry_errors) as answerer:
-        prompts = _documents(settings, reader, gathered.store, answerer)
-        if not group.first:
-            gathered.store.close()
-            group.wait()
-            return {}
-        _write(folder, manifest, target, reader, gathered, prompts, answerer)
-    gathered.store.close()
-    group.wait()  # until the others are done with what lies there
-    shutil.rmtree(work, ignore_errors=True)
+    with stored(work):
+        _usable(settings, reader, gathered.store, Parts(work, group, name))
+        together = group if _by_engine(settings) else ALONE  # servers are asked by one process
+        if together.size > 1 or group.rank == 0:
+            engine = Batches(generate, work, recipe, folder / ANSWERS, together)
+            with _answerer(settings, engine, folder / ANSWERS, retry_errors) as answerer:
+                _documents(settings, reader, gathered.store, answerer, Parts(work, together, name))
+                if group.rank == 0:
+                    prompts = _regenerated(settings, reader, gathered.store)
+                    _write(folder, manifest, target, reader, gathered, prompts, answerer)
+    _end(gathered, work, group)
+    if group.rank > 0:
+        return read_manifest(folder, made_by)
     say(summary(manifest, folder))
     return manifest
+
+
+def _by_engine(settings: DataConfig) -> bool:
+    return settings.regenerate is Regenerate.engine or settings.answers is Answers.given
+
+
+def _silent(line: str) -> None:
+    """What the first process says is enough."""
+
+
+def _end(gathered: Gathered, work: Path, group: Group) -> None:
+    """The artifact is whole: the working files go, when no process needs them any more."""
+    gathered.store.close()
+    group.wait()
+    if group.rank == 0:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 @contextmanager
@@ -153,7 +165,7 @@ def _answerer(
     settings: DataConfig, engine: Batches, earlier: Path, retry_errors: bool
 ) -> Iterator[Batches | Server]:
     """What answers: the engine in batches, or servers. earlier: the answers of an artifact made before."""
-    if settings.regenerate is Regenerate.engine or settings.answers is Answers.given:
+    if _by_engine(settings):
         yield engine
         return
     sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.server_args)
@@ -261,14 +273,17 @@ def work_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.work")
 
 
-def _documents(
-    settings: DataConfig, reader: Reader, store: Store, answerer: Batches | Server
-) -> list[dict[str, Any]]:
-    """Split, answer, render: documents of both sides into the store; returns the held-out prompts."""
-    tally = reader.tally
-    reader.usable(store, settings.system, settings.answers is Answers.regenerated, settings.seed)
+def _usable(settings: DataConfig, reader: Reader, store: Store, parts: Parts) -> None:
+    reader.usable(store, settings.system, settings.answers is Answers.regenerated, settings.seed, parts)
     if store.count() == 0:
-        raise UserError(f"No prompt is left after filtering. Left out: {reasons(tally)}.")
+        raise UserError(f"No prompt is left after filtering. Left out: {reasons(reader.tally)}.")
+
+
+def _documents(
+    settings: DataConfig, reader: Reader, store: Store, answerer: Batches | Server, parts: Parts
+) -> None:
+    """Split, augment, render what has an answer and answer the rest, all into the store."""
+    tally = reader.tally
     held = hold_out(store, settings.held_out_prompts, tally)
     if held < settings.held_out_prompts:
         reader.numbers["held-out prompts fewer than asked"] = settings.held_out_prompts - held
@@ -286,12 +301,7 @@ def _documents(
         settings.answers, settings.regenerated_prompts or 0
     )
     to_regenerate(store, count, settings.seed)
-    for n, conversation in store.conversations("NOT anew"):
-        answered = any(message["role"] == "assistant" for message in conversation.messages)
-        if conversation.row or (answered and not conversation.changed_by):
-            store.add_documents(n, reader.given(conversation))
-        else:
-            tally.drop_conversation(conversation, "no given answer, and not regenerated")
+    reader.all_given(store, parts)
     if isinstance(answerer, Server):
         answerer.regenerate(store, reader.template, samples=settings.samples, tally=tally)
     else:
@@ -305,6 +315,10 @@ def _documents(
             samples=settings.samples,
             tally=tally,
         )
+
+
+def _regenerated(settings: DataConfig, reader: Reader, store: Store) -> list[dict[str, Any]]:
+    """Documents of the new answers into the store; returns the held-out prompts."""
     prompts = []
     for n, conversation in store.conversations("anew", "id"):
         side = store.one("SELECT side FROM conversation WHERE n = ?", (n,))
@@ -325,19 +339,20 @@ def _chat(answerer: Batches | Server, reader: Reader, batch_size: int) -> Chat:
 
     def chat(texts: list[str], seeds: list[int]) -> list[str | None]:
         prompts = [template.prompt([{"role": "user", "content": text}]) for text in texts]
-        parts = []
+        batches = []
         for start in range(0, len(texts), batch_size):
-            places = range(start, min(start + batch_size, len(texts)))
-            if fitting := [at for at in places if len(prompts[at]) <= reader.longest_prompt]:
-                parts.append((fitting, [prompts[at] for at in fitting], [seeds[at] for at in fitting]))
-        answerer.ahead((asked, own) for _, asked, own in parts)
-        answers: list[str | None] = [None] * len(texts)
-        for fitting, asked, own in parts:
-            made, _ = answerer.answers(asked, own)
+            part = range(start, min(start + batch_size, len(texts)))
+            fitting = [at for at in part if len(prompts[at]) <= reader.longest_prompt]
+            if fitting:
+                batches.append((fitting, [prompts[at] for at in fitting], [seeds[at] for at in fitting]))
+        answerer.share((asked, drawn) for _, asked, drawn in batches)
+        found: list[str | None] = [None] * len(texts)
+        for fitting, asked, drawn in batches:
+            made, _ = answerer.answers(asked, drawn)
             for at, answer in zip(fitting, made, strict=True):
                 ended = bool(answer) and answer[-1] in template.eos
-                answers[at] = template.answer_text(answer) if ended else None
-        return answers
+                found[at] = template.answer_text(answer) if ended else None
+        return found
 
     return chat
 

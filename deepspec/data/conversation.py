@@ -26,6 +26,11 @@ class BadRow(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.detail = detail
+
+
+Event = tuple[bool, str, str]
+"""Of a conversation: whether it is wrong (else it is of no use), the reason, the detail."""
 
 
 @dataclass
@@ -213,3 +218,28 @@ class Tally:
 
     def drop_conversation(self, conversation: Conversation, reason: str, detail: str = "") -> None:
         self.drop(reason, conversation.source, conversation.line, conversation.id, detail)
+
+    def repeat(self, events: Sequence[Event], conversation: Conversation) -> None:
+        """What another process has noted of a conversation."""
+        for wrong, reason, detail in events:
+            if wrong:
+                found = (conversation.source, conversation.line, conversation.id)
+                self.bad(BadRow(reason, detail), *found)
+            else:
+                self.drop_conversation(conversation, reason, detail)
+
+
+@dataclass
+class Events(Tally):
+    """Counts nothing: `noted` is for the tally of whoever asked for the work."""
+
+    strict: bool = False
+    noted: list[Event] = field(default_factory=list)
+
+    def bad(self, error: BadRow, source: str, line: int | None = None, id: str | None = None) -> None:
+        self.noted.append((True, error.reason, error.detail))
+
+    def drop(
+        self, reason: str, source: str, line: int | None = None, id: str | None = None, detail: str = ""
+    ) -> None:
+        self.noted.append((False, reason, detail))

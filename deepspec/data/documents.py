@@ -2,12 +2,23 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
 
 from deepspec.config.schema import Supervise
 from deepspec.data.answers import Regenerated
-from deepspec.data.conversation import BadRow, Conversation, Row, Tally, content_key, hash_order
+from deepspec.data.conversation import (
+    BadRow,
+    Conversation,
+    Event,
+    Events,
+    Row,
+    Tally,
+    content_key,
+    hash_order,
+)
+from deepspec.data.sharing import Parts
 from deepspec.data.store import Document, Split, Store
 from deepspec.data.template import ChatTemplate, Turn, given_turns, join_turns
 
@@ -40,36 +51,37 @@ class Reader:
         longest = max((len(piece) for piece in self.template.tokenizer.get_vocab()), default=1)
         return self.max_length * longest
 
-    def usable(self, store: Store, system: str | None, regenerate_all: bool, seed: int) -> None:
+    def usable(self, store: Store, system: str | None, regenerate_all: bool, seed: int, parts: Parts) -> None:
         """Leave those the template takes and whose first prompt fits, duplicates left out, `system` in front.
 
         regenerate_all: conversations that differ in their given answers only are duplicates too, and
         ready-made tokens have no prompt to answer. Draws each one's place in the shuffle of the split.
         """
         for n, bare in store.conversations():
-            item = self._usable(bare.with_system(system), store, regenerate_all)
-            if item is None:
+            item = bare.with_system(system)
+            if item.row is not None and regenerate_all:
+                self.tally.drop_conversation(item, "ready-made tokens, and data.answers=regenerated")
+                store.remove(n)
+            elif self._seen(item, store, regenerate_all):
+                self.tally.drop_conversation(item, "duplicate")
                 store.remove(n)
             else:
                 store.replace(n, item, hash_order(seed, f"hold out {item.key}"))
+        for (n, item), problem in parts.each("fit", store.conversations, lambda row: self._problem(row[1])):
+            if problem is not None:
+                self.tally.repeat([problem], item)
+                store.remove(n)
 
-    def _usable(self, item: Conversation, store: Store, regenerate_all: bool) -> Conversation | None:
-        if item.row is not None and regenerate_all:
-            self.tally.drop_conversation(item, "ready-made tokens, and data.answers=regenerated")
-            return None
-        if self._seen(item, store, regenerate_all):
-            self.tally.drop_conversation(item, "duplicate")
-            return None
+    def _problem(self, item: Conversation) -> Event | None:
+        """Why the target cannot read it, if it cannot."""
         try:
             if item.row is not None:
                 self._check_tokens(item.row)
             elif self._too_long(item):
-                self.tally.drop_conversation(item, "prompt longer than data.max_length")
-                return None
+                return False, "prompt longer than data.max_length", ""
         except BadRow as error:
-            self._bad(error, item)
-            return None
-        return item
+            return True, error.reason, error.detail
+        return None
 
     def _seen(self, item: Conversation, store: Store, regenerate_all: bool) -> bool:
         if item.row is not None:
@@ -94,6 +106,28 @@ class Reader:
         wrong = next((token for token in row.tokens if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
             raise BadRow("not the target's tokens", f"{wrong} is not in its vocabulary of {self.vocab_size}")
+
+    def all_given(self, store: Store, parts: Parts) -> None:
+        """Documents of the training conversations that keep their own answers, into the store."""
+        shared = ("given", partial(store.conversations, "NOT anew"), lambda row: self._given_apart(row[1]))
+        if parts.group.rank > 0:  # documents are the first process's business
+            parts.make(*shared)
+            return
+        for (n, conversation), (documents, numbers, events) in parts.each(*shared):
+            self.numbers.update(numbers)
+            self.tally.repeat(events, conversation)
+            rows = [(messages, tokens, mask) for messages, tokens, mask in documents]
+            store.add_documents(n, [Document(conversation, *row, "given", "train") for row in rows])
+
+    def _given_apart(self, conversation: Conversation) -> tuple[list[Any], dict[str, int], list[Event]]:
+        """Of one conversation: its documents, what is to be counted, and what is to be noted."""
+        answered = any(message["role"] == "assistant" for message in conversation.messages)
+        if not conversation.row and (conversation.changed_by or not answered):
+            return [], {}, [(False, "no given answer, and not regenerated", "")]
+        events = Events()
+        own = replace(self, tally=events, numbers=Counter())
+        found = [(item.messages, item.tokens, item.loss_mask) for item in own.given(conversation)]
+        return found, dict(own.numbers), events.noted
 
     def given(self, conversation: Conversation) -> list[Document]:
         """Documents with the conversation's own answers, for training."""

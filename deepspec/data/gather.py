@@ -2,8 +2,9 @@
 
 import platform
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from deepspec.artifacts import plain
 from deepspec.config.schema import Answers, DataConfig, OnError, Regenerate
 from deepspec.data.augment import read_augmentations
 from deepspec.data.conversation import Conversation, Tally
-from deepspec.data.hygiene import Hygiene
+from deepspec.data.hygiene import Hygiene, Look
 from deepspec.data.prompts import iter_prompts, prompts_sha256
 from deepspec.data.selection import builtin_prompts
 from deepspec.data.shapes import check_columns
-from deepspec.data.store import STORE, Store, stored
+from deepspec.data.sharing import ALONE, Group, Parts
+from deepspec.data.store import Store, store_file, stored
 from deepspec.errors import UserError
 
 NOT_DECIDING = ("servers", "concurrency", "timeout", "retries")
@@ -69,26 +71,29 @@ def deciding(settings: DataConfig) -> dict[str, Any]:
     }
 
 
-def gather(settings: DataConfig, work: Path | None = None) -> Gathered:
+def gather(settings: DataConfig, work: Path | None = None, group: Group = ALONE) -> Gathered:
     """The conversations of the prompts source and of the built-in ones, cleaned.
 
     Needs no target, so that a wrong setting or a bad file is known in seconds: `UserError`. They wait in a
-    file in the folder `work` (None: in a temporary file).
+    file in the folder `work` (None: in a temporary file; a group of processes needs a folder). Every process
+    of a group gathers all of them; what takes long is looked at by one for all.
     """
     check_settings(settings)
     with stored(work or Path(tempfile.gettempdir())):
-        return _gather(settings, work)
+        return _gather(settings, work, group)
 
 
-def _gather(settings: DataConfig, work: Path | None) -> Gathered:
+def _gather(settings: DataConfig, work: Path | None, group: Group) -> Gathered:
     tally = Tally(strict=settings.on_error is OnError.strict)
-    store = Store(work / STORE if work else None)
+    store = Store(store_file(work, group.rank) if work else None)
     hygiene = Hygiene(settings, store, tally)
     sources: dict[str, Any] = {}
+    if settings.decontaminate:
+        sources["decontaminate"] = [prompts_sha256(name) for name in settings.decontaminate]
     if settings.prompts is not None:
         sources["prompts"] = prompts_sha256(settings.prompts)
-        rows = iter_prompts(settings.prompts, tally, settings.columns, settings.hub)
-        _keep(islice(rows, settings.max_prompts), hygiene)
+        parts = Parts(work or Path(tempfile.gettempdir()), group, [deciding(settings), sources])
+        _keep(partial(_rows, settings, settings.prompts), hygiene, parts)
         if store.count() == 0:
             raise UserError(f"{settings.prompts} leaves no prompt to use. Left out: {reasons(tally)}.")
     if settings.builtin_prompts:
@@ -98,17 +103,31 @@ def _gather(settings: DataConfig, work: Path | None) -> Gathered:
         elif settings.answers is Answers.mixed:
             limit = (settings.regenerated_prompts or 0) // 2 + settings.held_out_prompts // 2
         builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
-        _keep(builtin, hygiene)
+        for conversation in builtin:
+            cleaned, redactions = hygiene.redacted(conversation)
+            hygiene.add(cleaned, redactions, hygiene.look(cleaned))
         sources.update(hashes, python=platform.python_version())
-    if settings.decontaminate:
-        sources["decontaminate"] = [prompts_sha256(name) for name in settings.decontaminate]
     return Gathered(store, sources, tally, hygiene.read, hygiene.overlaps)
 
 
-def _keep(conversations: Iterable[Conversation], hygiene: Hygiene) -> None:
-    with tqdm(conversations, desc="conversations", unit="row", smoothing=0, delay=2) as rows:
-        for conversation in rows:
-            hygiene.add(conversation)
+def _rows(settings: DataConfig, prompts: str, tally: Tally) -> Iterator[Conversation]:
+    return islice(iter_prompts(prompts, tally, settings.columns, settings.hub), settings.max_prompts)
+
+
+def _keep(read: Callable[[Tally], Iterator[Conversation]], hygiene: Hygiene, parts: Parts) -> None:
+    def clean(tally: Tally) -> Iterator[tuple[Conversation, int]]:
+        return map(hygiene.redacted, read(tally))
+
+    def look(row: tuple[Conversation, int]) -> Look:
+        return hygiene.look(row[0])
+
+    # what is wrong with rows is counted at the second reading
+    parts.make("looked", lambda: clean(Tally(strict=hygiene.tally.strict)), look)
+    found = parts.join("looked", lambda: clean(hygiene.tally), look)
+    quiet = parts.group.rank > 0
+    with tqdm(found, desc="conversations", unit="row", smoothing=0, delay=2, disable=quiet) as rows:
+        for row, seen in rows:
+            hygiene.add(*row, seen)
 
 
 def reasons(tally: Tally) -> str:

@@ -37,6 +37,11 @@ SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
 CARD = re.compile(r"\b\d(?:[ -]?\d){12,18}\b")
 
 
+Look = dict[str, Any]
+"""What is to be seen of one conversation: `reason` to leave it out, whether its language is `uncertain`, `overlaps`
+with evaluation prompts, the `signature` of its text in hexadecimal digits."""
+
+
 class Hygiene:
     """Takes conversations one by one and lets the clean ones into the store.
 
@@ -54,12 +59,16 @@ class Hygiene:
         self.languages = Languages(settings.languages) if settings.languages else None
         self.tested = Tested(settings.decontaminate, settings.decontaminate_words)
 
-    def add(self, conversation: Conversation) -> None:
-        """Into the store, or counted: too short or long, like an earlier one, like an evaluation prompt."""
+    def add(self, conversation: Conversation, redactions: int, look: Look) -> None:
+        """Into the store, or counted. redactions, look: of `redacted` and `look`."""
         self.read += 1
-        if self.settings.redact:
-            conversation = self._redacted(conversation)
-        reason = self._reason(conversation) if conversation.row is None else None
+        self.tally.notes["secrets redacted"] += redactions
+        self.tally.notes[UNKNOWN] += look["uncertain"]
+        place = {"source": conversation.source, "line": conversation.line, "id": conversation.id}
+        self.overlaps += [{**place, **found} for found in look["overlaps"]]
+        reason = look["reason"]
+        if self.is_near is not None and look["signature"] and self.is_near(look["signature"]):
+            reason = "near-duplicate"
         if reason is not None:
             self.tally.drop_conversation(conversation, reason)
             return
@@ -68,38 +77,39 @@ class Hygiene:
         except BadRow as error:
             self.tally.bad(error, conversation.source, conversation.line, conversation.id)
 
-    def _reason(self, conversation: Conversation) -> str | None:
+    def look(self, conversation: Conversation) -> Look:
+        """What takes time and needs no other conversation: too short or long, of which language, like an
+        evaluation prompt, its signature."""
+        found: Look = {"reason": None, "uncertain": 0, "overlaps": [], "signature": None}
+        if conversation.row is not None:
+            return found
         text = conversation.user_text()
         if len(text) < self.settings.min_characters:
-            return "shorter than data.min_characters"
+            return {**found, "reason": "shorter than data.min_characters"}
         if self.settings.max_characters is not None and len(text) > self.settings.max_characters:
-            return "longer than data.max_characters"
-        if self.languages is not None and (reason := self._language(self.languages, text)):
-            return reason
-        found = self.tested.overlap(conversation)
-        if found is not None:
-            place = {"source": conversation.source, "line": conversation.line, "id": conversation.id}
-            self.overlaps.append({**place, **found})
-            return "shares words with an evaluation prompt"
-        if self.is_near is not None and self.is_near(text):
-            return "near-duplicate"
-        return None
+            return {**found, "reason": "longer than data.max_characters"}
+        if self.languages is not None:
+            language = self.languages.of(text)
+            found["uncertain"] = int(language is None)  # such a text stays, and is counted
+            if language is not None and language not in self.languages.wanted:
+                return {**found, "reason": f"language {language}, not of data.languages"}
+        overlap = self.tested.overlap(conversation)
+        if overlap is not None:
+            return {**found, "reason": "shares words with an evaluation prompt", "overlaps": [overlap]}
+        if self.is_near is not None:
+            found["signature"] = signature_of(text).tobytes().hex()
+        return found
 
-    def _language(self, languages: Languages, text: str) -> str | None:
-        """Why the text is left out; one whose language is not certain stays, and is counted."""
-        language = languages.of(text)
-        if language is None:
-            self.tally.notes[UNKNOWN] += 1
-            return None
-        return None if language in languages.wanted else f"language {language}, not of data.languages"
-
-    def _redacted(self, conversation: Conversation) -> Conversation:
-        messages = []
+    def redacted(self, conversation: Conversation) -> tuple[Conversation, int]:
+        """Without secrets, where that is asked for, and how many there were."""
+        if not self.settings.redact:
+            return conversation, 0
+        messages, total = [], 0
         for message in conversation.messages:
             text, count = redact(message["content"])
-            self.tally.notes["secrets redacted"] += count
+            total += count
             messages.append({**message, "content": text})
-        return replace(conversation, messages=tuple(messages))
+        return replace(conversation, messages=tuple(messages)), total
 
 
 def redact(text: str) -> tuple[str, int]:
@@ -122,8 +132,8 @@ def _is_card(text: str) -> bool:
 
 
 class NearDuplicates:
-    """Says whether a text resembles one that it let pass before: estimated Jaccard similarity of their
-    character 5-grams above `threshold`. Of texts that resemble each other the first is kept."""
+    """Says whether a text, by its signature, resembles one that it let pass before: estimated Jaccard similarity
+    of their character 5-grams above `threshold`. Of texts that resemble each other the first is kept."""
 
     def __init__(self, store: Store, threshold: float) -> None:
         try:
@@ -135,14 +145,8 @@ class NearDuplicates:
         bands = MinHashLSH(threshold=min(max(threshold, 0.05), 0.99), num_perm=PERMUTATIONS)
         self.bands, self.rows = int(bands.b), int(bands.r)
 
-    def __call__(self, text: str) -> bool:
-        from datasketch import MinHash
-
-        words = " ".join(text.lower().split())
-        shingles = {words[at : at + SHINGLE].encode() for at in range(max(1, len(words) - SHINGLE + 1))}
-        signature = MinHash(num_perm=PERMUTATIONS, seed=1)
-        signature.update_batch(sorted(shingles))
-        values = signature.hashvalues
+    def __call__(self, signature: str) -> bool:
+        values = np.frombuffer(bytes.fromhex(signature), dtype=np.uint64)
         names = [
             band.to_bytes(2, "big") + values[band * self.rows : (band + 1) * self.rows].tobytes()
             for band in range(self.bands)
@@ -154,6 +158,17 @@ class NearDuplicates:
         for name in names:
             self.store.run("INSERT INTO band VALUES (?, ?)", (name, values.tobytes()))
         return False
+
+
+def signature_of(text: str) -> Any:
+    """uint64[PERMUTATIONS]: MinHash of the text's character 5-grams."""
+    from datasketch import MinHash
+
+    words = " ".join(text.lower().split())
+    shingles = {words[at : at + SHINGLE].encode() for at in range(max(1, len(words) - SHINGLE + 1))}
+    signature = MinHash(num_perm=PERMUTATIONS, seed=1)
+    signature.update_batch(sorted(shingles))
+    return signature.hashvalues.astype(np.uint64)
 
 
 class Tested:

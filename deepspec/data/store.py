@@ -41,7 +41,11 @@ CREATE TABLE turn (conversation INTEGER, sample INTEGER, turn INTEGER, body TEXT
     PRIMARY KEY (conversation, sample, turn)) WITHOUT ROWID;
 """
 CHUNK = 500
-STORE = "conversations.sqlite"  # the working file of a run, in its work folder
+
+
+def store_file(work: Path, rank: int = 0) -> Path:
+    """The working file of a run's process, in its work folder."""
+    return work / f"conversations-{rank}.sqlite"
 
 
 @dataclass(frozen=True)

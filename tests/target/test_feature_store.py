@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from deepspec.config.schema import FeaturesConfig, FeatureSource, StoreFormat
+from deepspec.data.sharing import Group
 from deepspec.errors import UserError
-from deepspec.group import Group
 from deepspec.target import Target
 from deepspec.target.features import (
     Estimate,

@@ -27,8 +27,8 @@ from deepspec.artifacts import (
     write_json,
 )
 from deepspec.config.schema import FeaturesConfig, StoreFormat
+from deepspec.data.sharing import ALONE, Group
 from deepspec.errors import UserError
-from deepspec.group import ALONE, Group
 from deepspec.target.features.codec import LOSSY, channel_scales
 from deepspec.target.features.estimate import Estimate, check_disk, estimated, gib, written_bytes
 from deepspec.target.features.files import DONE

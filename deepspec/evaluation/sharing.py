@@ -1,4 +1,4 @@
-"""The processes of one launch that share work: an evaluation's prompts, the answers of data."""
+"""The processes of one launch that share a stage's work: an evaluation's prompts, the rows of the data."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from datetime import timedelta
 from torch import distributed
 
 from deepspec.config.schema import Config, Parallel
-from deepspec.group import Group
+from deepspec.data.sharing import ALONE, Group
 from deepspec.training.launch import processes
 
 
@@ -16,7 +16,7 @@ from deepspec.training.launch import processes
 def sharing(config: Config) -> Iterator[Group]:
     """Join the other processes of a launch (`accelerate launch`, torchrun), if there are any."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        yield Group()
+        yield ALONE
         return
     with processes(config.target.device, Parallel.ddp) as joined:
         # One process may have a long answer more than another: minutes are no sign of a lost one.
