@@ -127,7 +127,8 @@ def _keep(read: Callable[[Tally], Iterator[Conversation]], hygiene: Hygiene, par
     quiet = parts.group.rank > 0
     with tqdm(found, desc="conversations", unit="row", smoothing=0, delay=2, disable=quiet) as rows:
         for row, seen in rows:
-            hygiene.add(*row, seen)
+            conversation, redactions = row
+            hygiene.add(conversation, redactions, seen)
 
 
 def reasons(tally: Tally) -> str:
