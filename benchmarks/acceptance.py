@@ -12,10 +12,7 @@ concerned.
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from typing import Any
 from datasets import load_from_disk
 
 from benchmarks.acceptance_tables import markdown
+from benchmarks.stages import run_stage
 from deepspec.artifacts import write_json
 
 FAMILIES = ("eagle", "eagle3", "mtp", "medusa", "peagle", "dflash", "dspark", "standalone")
@@ -55,7 +53,7 @@ def _answers(options: argparse.Namespace) -> Path:
     if path.is_file():
         return path
     run = options.out / "answers"
-    _stage(
+    run_stage(
         "prepare",
         "smollm2_eagle3",
         run,
@@ -89,8 +87,8 @@ def _measure(family: str, answers: Path, options: argparse.Namespace) -> None:
         *([f"draft.{DRAFTS_K[family]}={options.k}"] if family in DRAFTS_K else []),
     ]
     recipe = f"smollm2_{family}"
-    _stage("prepare", recipe, out, settings)
-    used = _stage("train", recipe, out, settings)
+    run_stage("prepare", recipe, out, settings)
+    used = run_stage("train", recipe, out, settings)
     if used and not files["training"].is_file():
         write_json(files["training"], used)
     names = [one.split("=", 1)[0] for one in options.sets]
@@ -102,7 +100,7 @@ def _measure(family: str, answers: Path, options: argparse.Namespace) -> None:
     for how, temperature in HOW.items():
         if files[how].is_file():
             continue
-        _stage(
+        run_stage(
             "evaluate",
             recipe,
             out,
@@ -124,18 +122,6 @@ def _measure(family: str, answers: Path, options: argparse.Namespace) -> None:
 
 def _files(out: Path, family: str) -> dict[str, Path]:
     return {name: out / f"{family}-{name}.json" for name in ("training", *HOW)}
-
-
-def _stage(stage: str, recipe: str, out: Path, settings: Sequence[str]) -> dict[str, float]:
-    """Run it in a process of its own; its peak memory. Ends the benchmark where it fails."""
-    print(f"\n{stage} {recipe} in {out}", flush=True)
-    call = [sys.executable, "-m", f"deepspec.{stage}", f"+recipe={recipe}", f"out={out}", *settings]
-    child = subprocess.Popen(call)
-    _, status, usage = os.wait4(child.pid, 0)
-    if code := os.waitstatus_to_exitcode(status):
-        raise SystemExit(f"error: deepspec.{stage} ended with {code}; the same command goes on from there.")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"peak_gib": usage.ru_maxrss * unit / 2**30}
 
 
 def _family(family: str, out: Path) -> dict[str, Any]:

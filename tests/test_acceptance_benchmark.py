@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import acceptance
 from benchmarks.acceptance_tables import markdown
+from benchmarks.stages import run_stage
 from deepspec.evaluation.result import save_result
 from tests.reporting.synthetic import make_records, make_result
 
@@ -42,7 +43,7 @@ def test_tables_hold_what_the_files_say(tmp_path: Path) -> None:
 
 def test_a_stage_that_fails_ends_it_and_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"deepspec\.train ended with 1"):
-        acceptance._stage("train", "no_such_recipe", tmp_path / "run", [])
+        run_stage("train", "no_such_recipe", tmp_path / "run", [])
     assert "no_such_recipe" in capfd.readouterr().err
 
 
@@ -50,7 +51,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pyt
     """Stages skip what is done by themselves; evaluations of two kinds share a folder, so their copies count."""
     called: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        acceptance, "_stage", lambda stage, recipe, out, settings: called.append((stage, recipe)) or {}
+        acceptance, "run_stage", lambda stage, recipe, out, settings: called.append((stage, recipe)) or {}
     )
     answers = tmp_path / "answers.jsonl"
     answers.write_text("", encoding="utf-8")
