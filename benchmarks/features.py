@@ -57,7 +57,7 @@ from deepspec.training.optimiser import loss_coefficients
 from deepspec.training.sources import FromStore, Online, Sources, online
 
 REFERENCE = 30_720  # bytes a token: five layers and the last hidden state in bf16, hidden size 2,560
-FORMATS = (StoreFormat.bf16, StoreFormat.int8, StoreFormat.fp8)
+FORMATS = (StoreFormat.bf16, StoreFormat.int8, StoreFormat.fp8, StoreFormat.int4)
 BATCH = 8
 WARM = 128  # rows read before memory is compared
 
@@ -158,22 +158,23 @@ class SyntheticRows:
 def sizes(scratch: Path) -> dict[str, Any]:
     """Bytes a token of the files, H = 2,560: like for like all positions of all layers are kept."""
     found = {}
-    for name, layers, positions, prompt in (
-        ("five layers and the last, every position", [1, 9, 17, 25, 32], "all", 0.0),
-        ("three layers and the last, every position", [1, 17, 32], "all", 0.0),
+    three = [1, 17, 32]
+    for name, layers, positions, prompt, format in (
+        ("int8, five layers and the last, every position", [1, 9, 17, 25, 32], "all", 0.0, StoreFormat.int8),
+        ("int8, three layers and the last, every position", three, "all", 0.0, StoreFormat.int8),
+        ("int4, three layers and the last, every position", three, "all", 0.0, StoreFormat.int4),
         (
-            "three layers and the last, needed positions, half of each text a prompt",
-            [1, 17, 32],
+            "int8, three layers and the last, needed positions, half of each text a prompt",
+            three,
             "needed",
             0.5,
+            StoreFormat.int8,
         ),
     ):
         folder = scratch / f"sizes-{len(found)}"
         rows = SyntheticRows(16, 512, prompt)
         target = Noise(2560, 36)
-        make_store(
-            _order(target, {"train": rows}, layers, folder, StoreFormat.int8, positions), target, say=_quiet
-        )
+        make_store(_order(target, {"train": rows}, layers, folder, format, positions), target, say=_quiet)
         total = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["total"]
         each = sum(path.stat().st_size for path in folder.iterdir()) / total["tokens"]
         found[name] = {"bytes_a_token": each, "of_reference": each / REFERENCE}

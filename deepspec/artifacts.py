@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 LOCK = ".lock"
 # What a run's folder holds, relative to `out`.
 FOLDERS = ("data", "features", "draft", "checkpoints", "evaluation", "evaluation/partial")
-FILES = (LOCK, "history.jsonl", "evaluation/result.json", "evaluation/report.html")
+FILES = (LOCK, "plan.json", "history.jsonl", "evaluation/result.json", "evaluation/report.html")
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
 TORCH_WRITES = ("inline_container", "PytorchStreamWriter", "iostream error")  # in its errors of failed writes

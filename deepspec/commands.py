@@ -9,6 +9,10 @@ import sys
 from deepspec.config.app import start
 
 
+def plan() -> None:
+    start("plan")
+
+
 def prepare() -> None:
     start("prepare")
 

@@ -22,20 +22,20 @@ DATA_KEYS = ("fingerprint", "config.temperature", "inputs.target.name", "inputs.
 def prepared_data(config: Config, folder: Path, processes: PartialState) -> dict[str, Any]:
     """The data's manifest; makes the data if it is missing and that was asked for."""
     missing = not (folder / MANIFEST).is_file()
-    if config.auto_prepare and processes.num_processes == 1 and (missing or _stale(config, folder)):
+    if config.auto_prepare and processes.num_processes == 1 and (missing or stale(config, folder)):
         from deepspec.prepare import run as prepare
 
         prepare(config)
     manifest = read_manifest(folder, command("prepare"), DATA_KEYS)
-    if stale := _stale(config, folder):
+    if difference := stale(config, folder):
         raise UserError(
-            f"{folder} was made with other settings ({stale}). Set them back, choose another folder (out=...), "
+            f"{folder} was made with other settings ({difference}). Set them back, choose another folder (out=...), "
             f"or make it again: {command('prepare')} overwrite=true"
         )
     return manifest
 
 
-def _stale(config: Config, folder: Path) -> str:
+def stale(config: Config, folder: Path) -> str:
     """What the data was not made with: settings, the draft vocabulary's size, the prompts; empty if nothing.
 
     The prompts file counts by its content, wherever it lies. One that is no longer there cannot have changed.

@@ -8,13 +8,17 @@ if __name__ == "__main__":
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepspec.artifacts import MANIFEST
 from deepspec.config.ranges import check
 from deepspec.config.schema import Config, TargetConfig
 from deepspec.serve import check_installed
-from deepspec.target import load_target
+from deepspec.target import Target, load_edges, load_target
 from deepspec.target.fit import same_dtype
+
+if TYPE_CHECKING:
+    from deepspec.serving.engine import EngineTarget
 
 
 def run(config: Config) -> None:
@@ -29,8 +33,7 @@ def run(config: Config) -> None:
 
     settings, key = config.feature_server, key_from_environment()
     with bound_socket(settings.host, settings.port, "feature_server") as bound:
-        target = load_target(_as_the_data(config))
-        target.require("features")
+        target = _target(config)
         if key is None and not is_local(settings.host):
             print(
                 f"warning: everybody who reaches {settings.host} can use this server: set a key in {KEY}.",
@@ -39,7 +42,7 @@ def run(config: Config) -> None:
         service = FeatureService(target, settings.queue, settings.max_body, settings.max_tokens, key)
         host, port = bound.getsockname()[:2]
         where = f"[{host}]" if ":" in host else host
-        dtype = str(target.dtype).removeprefix("torch.")
+        dtype = str(target.identity()["dtype"])
         print(
             f"features of {target.name} ({dtype}, {target.num_layers} layers)\n"
             f"url       http://{where}:{port}/v1   (train with features.source=server "
@@ -48,6 +51,21 @@ def run(config: Config) -> None:
         )
         run_app(build_feature_app(service), bound, settings.grace, service.stop)
         print("stopped", flush=True)
+
+
+def _target(config: Config) -> "Target | EngineTarget":
+    settings, engine = _as_the_data(config), config.feature_server.engine
+    if engine is None:
+        target = load_target(settings)
+        target.require("features")
+        return target
+    from deepspec.planning.sizes import draft_sizes
+    from deepspec.serving.engine import EngineTarget
+
+    edges = load_edges(settings)
+    edges.release_layers()
+    layers = draft_sizes(config.draft, edges).capture_layers
+    return EngineTarget(edges, engine, layers, settings.path)
 
 
 def _as_the_data(config: Config) -> TargetConfig:

@@ -25,12 +25,13 @@ from deepspec.evaluation.result import EvaluationResult, load_result
 from deepspec.evaluation.sources import prompts_of, read_source
 from deepspec.pair import Pair, find_draft, load_pair
 from deepspec.reporting.simulation import lines, write_page
-from deepspec.simulation.costs import Sizes, described, measured, with_round_trip
+from deepspec.simulation.costs import BYTES, Sizes, check_described, described, measured, with_round_trip
 from deepspec.simulation.engine import Costs, SimulatedEngine
 from deepspec.simulation.findings import Checked, Findings, Network
 from deepspec.simulation.load import Point, all_at_once, arrivals, users
 from deepspec.simulation.network import ANSWERS, Way, network_is_larger_up_to, sooner_from
 from deepspec.simulation.trace import Trace, read_trace
+from deepspec.target.outline import cached_bytes
 
 POLICIES = ("plain", "fixed", "threshold", "hardware")
 
@@ -92,10 +93,7 @@ def _check(config: Config) -> None:
         raise UserError(f"simulate.policies: {unknown[0]!r} is none of {', '.join(POLICIES)}.")
     if not chosen.policies or not (chosen.users or chosen.rates):
         raise UserError("There is nothing to simulate: give simulate.policies and simulate.users (or rates).")
-    if hardware.name != "here" and not (hardware.flops and hardware.bandwidth):
-        raise UserError(
-            f"hardware={hardware.name} lacks hardware.flops and hardware.bandwidth (operations and bytes a second)."
-        )
+    check_described(hardware)
     if hardware.name != "here" and chosen.validate:
         raise UserError("simulate.validate runs the real engine on this machine: use hardware=here.")
 
@@ -139,15 +137,12 @@ def _sizes(config: Config, pair: Pair | None) -> Sizes:
                 "then the models are loaded and counted."
             )
         return Sizes(chosen.target_parameters, chosen.draft_parameters, chosen.cached_bytes, lambda k: k)
-    shape = pair.target.config
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     trained = pair.draft if isinstance(pair.draft, TrainableDraft) else None
     one_pass = trained is not None and trained.one_pass
     return Sizes(
         target_parameters=pair.target.model.num_parameters(),
         draft_parameters=trained.num_parameters() if trained is not None else 0,
-        cached=2 * pair.target.num_layers * heads * width * 2,
+        cached=cached_bytes(pair.target.config, BYTES),
         passes=lambda k: 1 if one_pass else k,
     )
 

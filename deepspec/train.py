@@ -29,6 +29,7 @@ from deepspec.artifacts import (
     without_name,
 )
 from deepspec.config.app import command
+from deepspec.config.machines import flops_of
 from deepspec.config.schema import Config, FeatureSource, Precision, StoreFormat, Tracker
 from deepspec.data.dataset import load_rows
 from deepspec.drafts.contract import Drafter, TrainableDraft
@@ -39,9 +40,19 @@ from deepspec.prepared import draft_vocab, prepared_data
 from deepspec.target import Edges, Target, load_edges, load_target
 from deepspec.target.features import FeatureStore, StoredRows, check_store
 from deepspec.target.fit import check_fit, same_dtype
+from deepspec.training.batches import Rows
 from deepspec.training.checkpoint import Counters, recipe_difference, save_draft
-from deepspec.training.launch import Processes, describe, new_accelerator, processes, with_accumulation
+from deepspec.training.launch import (
+    Processes,
+    describe,
+    new_accelerator,
+    precision_of,
+    processes,
+    with_accumulation,
+)
 from deepspec.training.loop import Run, Trained, train
+from deepspec.training.memory import split_budget
+from deepspec.training.norm_input import settle_norm_input
 from deepspec.training.remote import FromServer
 from deepspec.training.saved_draft import start_from, weights_sha256
 from deepspec.training.sources import FromStore, Sources, online
@@ -76,7 +87,7 @@ def _run(config: Config, joined: Processes) -> Path:
     target = _target(config, data, joined.state, whole=not elsewhere)
     allow, what = config.target.allow_other_target, f"The data in {out / 'data'}"
     notes = check_fit(data["inputs"]["target"], target.identity(), allow, what)
-    accelerator = new_accelerator(joined, config.train, lambda: _precision_of(target))
+    accelerator = new_accelerator(joined, config.train, lambda: precision_of(target.dtype))
     say: Callable[[str], None] = print if accelerator.is_main_process else lambda line: None
     recipe = _recipe(config, data, target, accelerator, stored)
     if accelerator.is_main_process:
@@ -97,11 +108,20 @@ def _run(config: Config, joined: Processes) -> Path:
         draft = start_from(draft, Path(folder))
     rows, held_out = load_rows(out / "data", "train"), load_rows(out / "data", "held_out")
     sources = _sources(config, data, target, draft, joined, stored)
+    settle_norm_input(
+        draft,
+        held_out if len(held_out) else rows,
+        sources.held_out,
+        accelerator,
+        config.train.batch_size,
+        say,
+    )
+    full_speed = _full_speed(config, target, rows, accelerator)
     temperature = data["config"]["temperature"]
     kind = config.train.tracker if accelerator.is_main_process else Tracker.none
     with closing(new_tracker(kind, config.name, recipe, out, say)) as tracker:
         settings = Run(target, config.train, accelerator, out, tracker, recipe, command_again, temperature)
-        settings.sources = sources
+        settings.sources, settings.full_speed = sources, full_speed
         if config.train.decode_every:
             settings.decode = _decoder(config, target, out / "data")
         trained = train(draft, rows, held_out, settings)
@@ -114,6 +134,25 @@ def _run(config: Config, joined: Processes) -> Path:
             say(f"warning: {line}")
     accelerator.wait_for_everyone()
     return out / "draft"
+
+
+def _full_speed(config: Config, target: Target, rows: Rows, accelerator: Accelerator) -> float | None:
+    """Tokens a second that the devices would learn at their data sheet's rate, for the model FLOPs utilisation that
+    process 0 records."""
+    if not accelerator.is_main_process:
+        return None
+    if config.hardware.name != "here":
+        rate: float | None = config.hardware.flops
+    else:
+        rate = flops_of(torch.cuda.get_device_name()) if accelerator.device.type == "cuda" else None
+    if not rate:
+        return None
+    from deepspec.planning.training_work import training_work
+
+    row = {name: column[None] for name, column in rows[0].items()}
+    low = torch.bfloat16 if accelerator.mixed_precision == Precision.bf16.value else None
+    work = training_work(config.draft, target, config.train.loss, row, low)
+    return rate * accelerator.num_processes * float((row["documents"] >= 0).sum()) / work.operations
 
 
 def _from_store(config: Config, joined: Processes) -> bool:
@@ -179,18 +218,14 @@ def _sources(
             resume=command("train"),
             batch_size=features.batch_size,
         )
-        return Sources(remote(ahead=features.prefetch), remote())
+        learning, held_out = split_budget(config.train.keep_features_gib)
+        return Sources(remote(memory=learning, ahead=features.prefetch), remote(memory=held_out))
     memory = config.train.keep_features_gib
     if not features.devices:
         return online(target, layers, memory, features.batch_size)
     device = features.devices[joined.state.local_process_index % len(features.devices)]
     settings = replace(same_dtype(config.target, data["inputs"]["target"]), device=device)
     return online(load_target(settings), layers, memory, features.batch_size, target, features.prefetch)
-
-
-def _precision_of(target: Target) -> Precision:
-    """`precision=auto`: as the target runs, whose format was measured or chosen."""
-    return Precision.bf16 if target.dtype == torch.bfloat16 else Precision.no
 
 
 def _recipe(

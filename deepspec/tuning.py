@@ -11,9 +11,10 @@ from tqdm import tqdm
 
 from deepspec.artifacts import plain, without_name, write_json
 from deepspec.config.app import command
-from deepspec.config.schema import Config, DecodeConfig
+from deepspec.config.schema import Config, DecodeConfig, ScheduleKind
 from deepspec.decoding import Engine, Request
-from deepspec.decoding.engine import sampling_of
+from deepspec.decoding.cost import cost_table
+from deepspec.decoding.engine import sampling_of, schedule_of
 from deepspec.errors import UserError
 from deepspec.evaluation.fit import check_inputs
 from deepspec.evaluation.machine import NoiseMeter, describe_machine, load_average
@@ -23,6 +24,7 @@ from deepspec.evaluation.result import EvaluationResult, load_result
 from deepspec.evaluation.sources import check_prompts, prompts_of, read_source
 from deepspec.evaluation.tuning.candidates import Candidate, candidates, check_record
 from deepspec.evaluation.tuning.findings import Tried, Tuned
+from deepspec.evaluation.tuning.predict import Costs, table_costs
 from deepspec.evaluation.tuning.trials import Decode, Timed, best_of, gain, take_turns
 from deepspec.pair import Pair, find_draft, load_pair
 from deepspec.reporting.tuning import lines, write_page, write_recipe
@@ -121,7 +123,9 @@ class _Tuning:
 
     def result(self, fingerprint: str) -> Tuned:
         load = load_average()
-        options = candidates(self.recorded, self.config.decode, self.size)
+        options = candidates(
+            self.recorded, self.config.decode, self.size, self._costs(), self._temperatures()
+        )
         default = options[0]
         by_words = {one.words: one for one in options}
         ways, left_out = self._ways(options)
@@ -174,6 +178,19 @@ class _Tuning:
             machine=describe_machine(self.pair.target.device, load),
             disturbances=self.meter.disturbances(),
         )
+
+    def _costs(self) -> Costs | None:
+        """Of a round at the batch size; for one request the recorded run has measured them."""
+        if self.size == 1:
+            return None
+        longest, request = self.recorded.conditions.k, self.trial[0][0]
+        table = cost_table(self.pair.target, self.pair.draft, request, k=longest, max_rows=self.size)
+        return table_costs(table, self.size, longest)
+
+    def _temperatures(self) -> tuple[float, ...]:
+        """Of the draft's confidences, as a scheduled engine would use them."""
+        scheduled = replace(self.config.decode, schedule=ScheduleKind.threshold)
+        return schedule_of(scheduled, self.pair.draft).temperatures
 
     def _groups(
         self, prompts: list[Prompt], trials: int, confirmations: int

@@ -22,6 +22,7 @@ LEFT_OF: dict[str, set[str]] = {
     "evaluation": {"data", "target", "drafts", "training", "decoding"},
     "serving": {"data", "target", "drafts", "decoding"},
     "simulation": {"data", "target", "drafts", "training", "decoding", "evaluation"},
+    "planning": {"data", "target", "drafts", "training", "decoding", "evaluation", "simulation"},
     "endpoints": {"data", "evaluation"},
     "reporting": {
         "data",

@@ -159,6 +159,8 @@ BOUNDS: dict[str, Bound] = {
     "hardware.devices": AT_LEAST_1,
     "hardware.efficiency": NUCLEUS,
     "hardware.launch_seconds": AT_LEAST_0,
+    "plan.answer_tokens": AT_LEAST_1,
+    "plan.acceptance": BELOW_1,
 }
 
 

@@ -81,10 +81,12 @@ class FeatureSource(Enum):
 
 
 class StoreFormat(Enum):
-    """Of stored features: exact (in bf16, where the target runs in bfloat16), or one byte a number with two scales."""
+    """Of stored features: exact (in bf16, where the target runs in bfloat16), or one byte a number with two scales, or
+    half a byte (int4; the last hidden state int8)."""
 
     int8 = "int8"
     fp8 = "fp8"
+    int4 = "int4"
     bf16 = "bf16"
     fp32 = "fp32"
 
@@ -210,6 +212,7 @@ class TargetConfig:
         None  # with device_map: where layers go that fit nowhere else; null = not copied
     )
     attention: str = "auto"  # which attention code runs; auto = sdpa where the family has it, else eager
+    chat_template: str | None = None  # a Jinja file in place of the tokenizer's own template
     trust_remote_code: bool = False  # run the checkpoint's own code; recorded in every manifest
     allow_other_target: bool = False  # use a draft or data made for other weights of the same shape; recorded
 
@@ -289,7 +292,7 @@ class FeaturesConfig:
     folder: str | None = None  # of the store, which several runs may share; null = features/ in `out`
     format: StoreFormat = StoreFormat.int8
     keep: KeepFeatures = KeepFeatures.needed
-    # rows that the target runs at a time. Capture: null = 8. Online: null = as many as the draft, and one by one where
+    # rows that the target runs at a time. Capture: null = 8. Else: null = as many as the draft, and one by one where
     # train.keep_features_gib keeps them
     batch_size: int | None = None
     shard_mib: int = 256  # of a shard, about
@@ -354,6 +357,8 @@ class TrainConfig:
     # -- speed
     keep_features_gib: float = 1.0  # memory for features of rows seen before, held-out ones too; 0 = none
     compile: bool = False  # torch.compile the draft's forward
+    # keep less of the draft's forward and compute it again for the gradients: slower, for long rows and deep drafts
+    gradient_checkpointing: bool = False
     profile: bool = False  # write a Chrome trace of a few steps into <out>/profile
 
 
@@ -455,6 +460,16 @@ class HardwareConfig:
 
 
 @dataclass
+class PlanConfig:
+    """What a plan cannot know before a run."""
+
+    answer_tokens: int | None = (
+        None  # mean length of the target's answers; null = measured here, else the longest
+    )
+    acceptance: float = 0.5  # chance that a drafted token is accepted, for the time of evaluation
+
+
+@dataclass
 class TuningConfig:
     """How `evaluate tune=true` looks for the fastest settings of decoding."""
 
@@ -521,6 +536,8 @@ class FeatureServerConfig:
     max_body: int = 67108864  # bytes of a question
     max_tokens: int = 262144  # of a batch, padding included
     grace: float = 30.0  # seconds that batches in work have when the server is told to stop
+    # a vLLM server that extracts hidden states runs the target (http://host:8000/v1): only its edges are loaded here
+    engine: str | None = None
 
 
 @dataclass
@@ -561,6 +578,7 @@ class Config:
     tuning: TuningConfig = field(default_factory=TuningConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     feature_server: FeatureServerConfig = field(default_factory=FeatureServerConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)

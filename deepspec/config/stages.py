@@ -19,6 +19,15 @@ class Stage:
 
 
 STAGES: dict[str, Stage] = {
+    "plan": Stage(
+        "Says before anything runs what it will take: rows, tokens, disk, memory of each device, seconds of each stage, "
+        "on this machine or a described one, and which setting to change where it does not fit. Writes <out>/plan.json.",
+        ("+recipe=quickstart", "+recipe=quickstart hardware=a100x8"),
+        (
+            *("name", "out", "target", "draft", "data", "features", "train", "decode", "evaluate"),
+            *("plan", "hardware"),
+        ),
+    ),
     "prepare": Stage(
         "Prompts become training rows: the target writes its own answers (or given ones are taken), the chat "
         "template and the loss mask are applied, the draft vocabulary is counted. Writes <out>/data.",
@@ -42,7 +51,7 @@ STAGES: dict[str, Stage] = {
         "Trains the draft on <out>/data and the target's captured features. Writes <out>/draft; checkpoints and "
         "history.jsonl beside it. The settings of data must be those that prepare had.",
         ("+recipe=quickstart", "+recipe=quickstart out=runs/longer train.epochs=4 auto_prepare=true"),
-        (*RUN, "target", "draft", "features", "train"),
+        (*RUN, "target", "draft", "features", "train", "hardware"),
     ),
     "evaluate": Stage(
         "Decodes the same prompts plainly and with <out>/draft, in turns, and says how much faster the draft makes "
@@ -101,8 +110,9 @@ STAGES: dict[str, Stage] = {
         (
             "+recipe=quickstart feature_server.port=8001",
             "target=hf target.path=Qwen/Qwen3-4B target.dtype=bfloat16 feature_server.host=0.0.0.0",
+            "+recipe=cluster/qwen3_4b_eagle3 feature_server.engine=http://127.0.0.1:8000/v1 feature_server.port=8001",
         ),
-        ("name", "out", "target", "feature_server"),
+        ("name", "out", "target", "draft", "feature_server"),
     ),
     "bench_endpoint": Stage(
         "Measures any OpenAI-compatible server from outside: round trips, time to the first token and for each further "

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,12 @@ class CostTable:
         round that then verifies nothing has paid for one.
         """
         return [self.draft.at(rows, max(n, 1)) + self.verify.at(rows, n + 1) for n in range(k + 1)]
+
+    def at_one_shape(self, rows: int, tokens: int) -> "CostTable":
+        """Where every forward is filled up to so many rows and tokens a row (`decode.exact`, `decode.compile`), so that
+        verifying less saves nothing of it."""
+        whole = self.verify.at(rows, tokens)
+        return replace(self, verify=Curve([1], [1], [[whole]]))
 
 
 def cost_table(

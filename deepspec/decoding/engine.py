@@ -230,9 +230,10 @@ class Engine:
             return
         by_length = sorted(requests, key=lambda request: len(request.tokens) + request.max_new_tokens // 2)
         typical = by_length[len(by_length) // 2]
-        scheduler.costs = cost_table(
-            self.target, self.draft, typical, k=self.how.k, max_rows=self.max_batch_size
-        )
+        rows = self.max_batch_size
+        costs = cost_table(self.target, self.draft, typical, k=self.how.k, max_rows=rows)
+        one_shape = self.how.exact or self.how.compile
+        scheduler.costs = costs.at_one_shape(rows, self.how.most + 1) if one_shape else costs
 
 
 def sampling_of(decode: DecodeConfig) -> Sampling:

@@ -19,6 +19,7 @@ In training the blocks of many anchors are filled at once. Loss: `default_loss` 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -210,9 +211,12 @@ class BlockDraft(TrainableDraft):
             wanted = anchors.pick(by_anchor[..., step]) & anchors.real
             previous = anchors.pick(shift(batch.tokens, step))
             latent, confidence, memory = self.follow(target, hidden[:, :, step], previous, memory)
-            logits = self._logits(target, hidden[:, :, step][wanted])
-            if latent is not None:
-                logits = logits + self.bias(latent[wanted])
+            logits = partial(
+                self._logits_of,
+                target,
+                hidden[:, :, step][wanted],
+                None if latent is None else latent[wanted],
+            )
             weighted.add(step, logits, None if confidence is None else confidence[wanted])
         return weighted.loss()
 
@@ -229,7 +233,7 @@ class BlockDraft(TrainableDraft):
         slots = self._slots(batch.context.target, tokens)
         width = max(1, BLOCKS_AT_ONCE // tokens.shape[0])
         pieces = list(zip(*(x.split(width, 1) for x in (slots, positions, seen)), strict=True))
-        if len(pieces) == 1 or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (len(pieces) == 1 and not self.gradient_checkpointing):
             done = [self._blocks(kept, *piece) for piece in pieces]
         else:
             done = [checkpoint(self._blocks, kept, *piece, use_reentrant=False) for piece in pieces]
@@ -260,6 +264,10 @@ class BlockDraft(TrainableDraft):
         first = target.embed(anchors).to(self.dtype)[:, :, None]
         masks = self.first_slot + self.config.block_tokens - 1
         return torch.cat([first, self.mask(target, first).expand(*anchors.shape, masks, -1)], 2)
+
+    def _logits_of(self, target: TargetModel, hidden: Tensor, latent: Tensor | None, rows: slice) -> Tensor:
+        logits = self._logits(target, hidden[rows])
+        return logits if latent is None else logits + self.bias(latent[rows])
 
     def _logits(self, target: TargetModel, hidden: Tensor) -> Tensor:
         """h [n, H] → [n, Vd]."""

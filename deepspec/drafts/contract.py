@@ -5,12 +5,13 @@ V target vocabulary, Vd draft vocabulary, F = captured layers × H.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -222,6 +223,8 @@ class TrainableDraft(PreTrainedModel):
     """
 
     needs_features = True
+    supports_gradient_checkpointing = True
+    gradient_checkpointing = False  # set on every module that has it by `gradient_checkpointing_enable`
     one_pass: ClassVar[bool] = False  # drafts all tokens of a chain in one forward; else one in each
     # How many positions before its anchor a draft reads features of, in training; None: all of its document.
     feature_reach: ClassVar[int | None] = None
@@ -252,6 +255,13 @@ class TrainableDraft(PreTrainedModel):
     def steps_at(self, progress: float) -> int | None:
         """How many draft steps to unroll (`DraftBatch.steps`) when so much of the training, 0 … 1, is done."""
         return None
+
+    def computed(self, part: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """part(*inputs); with gradient checkpointing nothing inside is kept, and the backward pass computes it again.
+        inputs: whatever it reads that may change in the meantime."""
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(part, *inputs, use_reentrant=False)
+        return part(*inputs)
 
     @abstractmethod
     def forward(self, batch: DraftBatch) -> DraftLoss:

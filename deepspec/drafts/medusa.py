@@ -11,6 +11,7 @@ Each head_k is the draft's own and starts from the target's rows (`head: trained
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,11 +160,15 @@ class MedusaDraft(TrainableDraft):
             valid = by_anchor[..., step]
             hidden = self.heads[step](normed[valid[anchors]])
             previous = shift(batch.tokens, step)[valid]
-            weighted.add(step, self._logits(target, step, hidden), self._confidence(target, hidden, previous))
+            logits = partial(self._logits_of, target, step, hidden)
+            weighted.add(step, logits, self._confidence(target, hidden, previous))
         return weighted.loss()
 
     def _normed(self, target: TargetModel, hidden: Tensor) -> Tensor:
         return target.norm(hidden).to(self.dtype)
+
+    def _logits_of(self, target: TargetModel, index: int, hidden: Tensor, rows: slice) -> Tensor:
+        return self._logits(target, index, hidden[rows])
 
     def _logits(self, target: TargetModel, index: int, hidden: Tensor) -> Tensor:
         """h of head `index`, [n, H] → [n, Vd]."""

@@ -9,7 +9,8 @@ h_i is the target's last hidden state at position i, before its final norm or af
 loss Σ_s β^s · cross-entropy against the target's distribution, β = `step_decay` (FastMTP, Cai et al. 2025).
 
 The layer is one of the target's kind as far as grouped-query attention goes: its heads, head norms (Qwen3), biases
-(Qwen2) and widths. A family with latent attention or experts gets a plain layer of its sizes instead.
+(Qwen2) and widths. A family with latent attention or experts gets a plain layer of its sizes instead. `start=target`
+starts from the module of this kind in the target's own checkpoint (`native_mtp.py`).
 """
 
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from deepspec.drafts.contract import TargetModel
 from deepspec.drafts.layers import DecoderLayer
+from deepspec.drafts.native_mtp import native_start
 from deepspec.drafts.options import MtpOptions
 from deepspec.drafts.recursive import RecursiveConfig, RecursiveDraft
 
@@ -54,7 +56,7 @@ class MtpDraft(RecursiveDraft):
     @classmethod
     def from_target(cls, options: MtpOptions, target: Any, target_ids: Tensor | None) -> "MtpDraft":
         """A fresh draft for `target`, of its sizes and rope; it reads the output of the last layer."""
-        return cls.sized(
+        draft = cls.sized(
             options,
             target,
             target_ids,
@@ -62,6 +64,9 @@ class MtpDraft(RecursiveDraft):
             norm_input=options.norm_input,
             **attention_kind(target),
         )
+        if options.start == "target":
+            draft.config.started_from = native_start(draft, target)
+        return draft
 
     def fuse(self, target: TargetModel, features: Tensor) -> Tensor:
         return (target.norm(features) if self.config.norm_input == "after" else features).to(self.dtype)

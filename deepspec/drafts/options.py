@@ -77,7 +77,10 @@ class MtpOptions(RecursiveOptions):
 
     algorithm: str = "mtp"
     ttt_steps: int = 3
-    norm_input: str = one_of("before", "after")  # the hidden state is read before or after the final norm
+    # the hidden state is read before or after the final norm; auto: as held-out text is told better by the start
+    norm_input: str = one_of("before", "after", "auto")
+    # how it starts; target: from the module of this kind that the target's own checkpoint has, as far as it fits
+    start: str = one_of("random", "target")
 
 
 @dataclass

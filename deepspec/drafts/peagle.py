@@ -13,6 +13,7 @@ row's seed, position); what is kept weighs as much more, so that the loss is tha
 Loss Σ_d decay^d · cross-entropy against the target's distribution (`soft_ce`).
 """
 
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -88,7 +89,7 @@ class PEagleDraft(Eagle3Draft):
             output = self.settle(hidden)[left[..., depth]]
             previous = shift(batch.tokens, depth)[by_anchor[..., depth]]
             confidence = self._confidence(output, self._embed(target, previous))
-            weighted.add(depth, self.logits(target, output), confidence)
+            weighted.add(depth, partial(self._logits_of, target, output), confidence)
         return weighted.loss()
 
     def propose(self, state: RecursiveState, control: Control) -> Proposal:

@@ -16,6 +16,7 @@ of committed rows, then those of the tokens drafted since.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -202,7 +203,7 @@ class RecursiveDraft(TrainableDraft):
             output = settled[chosen]
             weighted.add(
                 step,
-                self.logits(target, output),
+                partial(self._logits_of, target, output),
                 self._confidence(output, embeddings[chosen]),
                 self.other_parts(batch, step, valid[..., step], output),
             )
@@ -230,9 +231,11 @@ class RecursiveDraft(TrainableDraft):
             if supervised is not None and index == len(seen) - 1:
                 x, stream, mask = supervised.pick(x), supervised.pick(stream), supervised.pick(mask, dim=2)
                 rotary = (supervised.pick(rotary[0]), supervised.pick(rotary[1]))
-            mixed = unrolled_attention(layer.self_attn.queries(x, rotary), kept[0], kept[1:], mask)
-            stream = layer.finish(stream, layer.self_attn.output(mixed))
+            stream = self.computed(_attended, layer, stream, x, rotary, mask, tuple(kept))
         return stream
+
+    def _logits_of(self, target: TargetModel, settled: Tensor, rows: slice) -> Tensor:
+        return self.logits(target, settled[rows])
 
     def _embed(self, target: TargetModel, tokens: Tensor) -> Tensor:
         return target.embed(tokens).to(self.dtype)
@@ -329,6 +332,19 @@ class RecursiveDraft(TrainableDraft):
             attended = layer.self_attn.cached(layer.read(stream, embeddings), rotary, kv, index, mask)
             stream = layer.finish(stream, attended)
         return stream
+
+
+def _attended(
+    layer: DecoderLayer,
+    stream: Tensor,
+    x: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    mask: Tensor,
+    seen: Sequence[KeysValues],
+) -> Tensor:
+    """The layer behind its keys and values."""
+    mixed = unrolled_attention(layer.self_attn.queries(x, rotary), seen[0], seen[1:], mask)
+    return layer.finish(stream, layer.self_attn.output(mixed))
 
 
 def working_dtype(like: Tensor) -> torch.dtype:

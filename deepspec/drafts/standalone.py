@@ -12,6 +12,7 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,8 +148,9 @@ class StandaloneDraft(TrainableDraft):
             rows, anchors = valid[..., step].nonzero(as_tuple=True)
             at = rows, place[anchors + step]
             confidence = None if said.confidence is None else said.confidence[at]
+            logits = partial(_picked, said.logits, at)
             # Every supervised position is some anchor's first step: the later ones are measured only.
-            statistics.add(step, said.logits[at], 1.0 if step == 0 else 0.0, confidence)
+            statistics.add(step, logits, 1.0 if step == 0 else 0.0, confidence)
         return statistics.loss()
 
     def _run(
@@ -295,6 +297,10 @@ def _smaller(options: StandaloneOptions, target: Any) -> PreTrainedConfig:
             1, round(settings.intermediate_size * share)
         )
     return settings
+
+
+def _picked(logits: Tensor, at: tuple[Tensor, Tensor], rows: slice) -> Tensor:
+    return logits[at[0][rows], at[1][rows]]
 
 
 def _given(options: StandaloneOptions, target: Any) -> PreTrainedModel:

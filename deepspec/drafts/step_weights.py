@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deepspec.drafts.contract import DraftLoss
 from deepspec.drafts.losses import SumAndWeight
-from deepspec.drafts.statistics import StepStatistics
+from deepspec.drafts.statistics import LogitsOf, StepStatistics
 
 SMOOTHING = 0.5
 
@@ -44,7 +44,7 @@ def _smoothed(overlap: Tensor) -> Tensor:
 @dataclass
 class _Step:
     step: int
-    logits: Tensor
+    logits: LogitsOf
     confidence: Tensor | None
     others: OtherParts
 
@@ -52,7 +52,8 @@ class _Step:
 class WeightedSteps:
     """Gives a draft's steps to its statistics, each with its weight.
 
-    D-PACE needs all steps before it knows the weight of the first, so that the logits of all are held.
+    D-PACE needs all steps before it knows the weight of the first: their logits are held, or computed once more where
+    they would be too many.
     """
 
     def __init__(self, statistics: StepStatistics, kind: str, decay: float) -> None:
@@ -62,13 +63,16 @@ class WeightedSteps:
     def add(
         self,
         step: int,
-        logits: Tensor,
+        logits: LogitsOf,
         confidence: Tensor | None = None,
         others: OtherParts | None = None,
     ) -> None:
         """As `StepStatistics.add`. others: the family's own parts of the loss, given the weight."""
         taken = _Step(step, logits, confidence, others or {})
         if self.kind == "dpace":
+            if not self.statistics.in_pieces:
+                held = logits(slice(None))
+                taken.logits = lambda rows: held[rows]
             self.held.append(taken)
         else:
             self._give(taken, self._weight(step))

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from deepspec.artifacts import fingerprint
 from deepspec.errors import UserError
+from deepspec.serving.engine import EngineTarget
 from deepspec.serving.refusal import Refusal
 from deepspec.target import Target
 from deepspec.target.features.wire import (
@@ -33,7 +34,7 @@ class FeatureService:
     """queue: batches that may wait for the target; more are refused with 429, which tells clients to come later.
     max_body: bytes of a question. max_tokens: of a batch. key: what clients must show; None = nothing."""
 
-    target: Target
+    target: Target | EngineTarget
     queue: int
     max_body: int
     max_tokens: int

@@ -27,16 +27,28 @@ class Sizes:
     passes: Callable[[int], int]
 
 
+def check_described(hardware: HardwareConfig) -> None:
+    """`UserError` for a machine that is described too little to say what a step takes."""
+    if hardware.name != "here" and not (hardware.flops and hardware.bandwidth):
+        raise UserError(
+            f"hardware={hardware.name} lacks hardware.flops and hardware.bandwidth (operations and bytes a second)."
+        )
+
+
+def roofline(hardware: HardwareConfig, operations: float, moved: float) -> float:
+    """Seconds of a step: what its multiplications or its memory traffic (bytes) take, whichever is longer, and a fixed
+    time to start."""
+    arithmetic = operations / (hardware.flops * hardware.efficiency * hardware.devices)
+    return max(arithmetic, moved / (hardware.bandwidth * hardware.devices)) + hardware.launch_seconds
+
+
 def described(hardware: HardwareConfig, sizes: Sizes, k: int, context: int) -> Costs:
-    """A roofline: a step takes what its multiplications or its memory traffic take, whichever is longer, and a fixed
-    time to start. Attention's own multiplications, small beside the weights' at these contexts, are left out."""
+    """By `roofline`. Attention's own multiplications, small beside the weights' at these contexts, are left out."""
 
     def forward(parameters: int, rows: int, tokens: int, cached: float) -> float:
-        arithmetic = (
-            2 * parameters * rows * tokens / (hardware.flops * hardware.efficiency * hardware.devices)
+        return roofline(
+            hardware, 2 * parameters * rows * tokens, BYTES * parameters + rows * context * cached
         )
-        moved = (BYTES * parameters + rows * context * cached) / (hardware.bandwidth * hardware.devices)
-        return max(arithmetic, moved) + hardware.launch_seconds
 
     def verify(rows: int, tokens: int) -> float:
         return forward(sizes.target_parameters, rows, tokens, sizes.cached)

@@ -20,7 +20,9 @@ from deepspec.target.builtin import builtin_folder
 from deepspec.target.dtype import probe_dtype
 from deepspec.target.edges import Edges, shallow
 from deepspec.target.model import Target
+from deepspec.target.outline import Outline
 from deepspec.target.placement import places
+from deepspec.target.shards import fewer_files
 
 BUILTIN = "builtin:"
 HUB_RETRIES = "huggingface_hub.utils._http"  # the logger that prints each of them
@@ -40,6 +42,25 @@ def load_target(config: TargetConfig, layers: Sequence[int] = ()) -> Target:
     )
     target.check_layers(layers)
     return target
+
+
+def load_outline(config: TargetConfig, dtype: Callable[[Any], torch.dtype]) -> Outline:
+    """What configuration and tokenizer say of the target, without its weights, whatever its size.
+
+    dtype: the model's configuration → the number format it would run in.
+
+    Errors: as `load_target`.
+    """
+
+    def load() -> Outline:
+        path, common = _path(config), _where(config)
+        with _one_line_for_the_hub(path):
+            model_config = AutoConfig.from_pretrained(path, **common)
+            tokenizer = _tokenizer(path, config, common)
+        _check_vocabulary(config, tokenizer, model_config)
+        return Outline(model_config, tokenizer, config.name, dtype(model_config), config.trust_remote_code)
+
+    return _made(config, load)
 
 
 def load_edges(config: TargetConfig, first_layers: Callable[[int], int] = lambda count: 1) -> Edges:
@@ -65,28 +86,47 @@ def _loaded(
     transformers.utils.logging.disable_progress_bar()  # a local load takes seconds; the stages have their own bars
     path = _path(config)
     device = _device(config.device)
-    common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    common = _where(config)
 
     def load() -> tuple[PreTrainedModel, Any, Any, str]:
         with _one_line_for_the_hub(path):
             model_config = AutoConfig.from_pretrained(path, **common)
-            tokenizer = AutoTokenizer.from_pretrained(path, **common)
+            tokenizer = _tokenizer(path, config, common)
             _check_vocabulary(config, tokenizer, model_config)
             dtype = resolve_dtype(config.dtype, device, model_config)
             if first_layers is not None:
                 count = first_layers(model_config.get_text_config(decoder=True).num_hidden_layers)
-                with _silent():  # about the tensors that are left out
-                    model = _model(
-                        path, config, dtype, common | {"config": shallow(model_config, max(count, 1))}
-                    )
+                few = max(count, 1)
+                with _silent(), fewer_files(path, few, common) as files:  # silent about the tensors left out
+                    model = _model(files, config, dtype, common | {"config": shallow(model_config, few)})
             elif config.device_map is not None:
                 return _spread(path, config, model_config, dtype, common), tokenizer, model_config, path
             else:
                 model = _model(path, config, dtype, common)
         model.to(device)  # type: ignore[arg-type]
+        model.name_or_path = path  # whichever of its files it was made of
         return model, tokenizer, model_config, path
 
     return _made(config, load)
+
+
+def _tokenizer(path: str, config: TargetConfig, common: dict[str, Any]) -> Any:
+    """The target's, with `target.chat_template` in place of its own template."""
+    tokenizer = AutoTokenizer.from_pretrained(path, **common)
+    if config.chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"target.chat_template={config.chat_template} cannot be read ({error}): name a file with a Jinja chat "
+                "template, or leave it out for the tokenizer's own."
+            ) from error
+    return tokenizer
+
+
+def _where(config: TargetConfig) -> dict[str, Any]:
+    """What the library's loaders are told beside the path."""
+    return {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
 
 
 def _spread(

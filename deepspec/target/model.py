@@ -62,7 +62,7 @@ class Target:
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.get_output_embeddings().weight.device
         self.decoder: nn.Module = model.get_decoder()
-        self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
+        self.layers = decoder_layers(self.decoder, self.config.num_hidden_layers)
         self.num_layers = len(self.layers)
         self._cache_argument = cache_argument(model)
         self._windows = attention_windows(self.config)
@@ -267,7 +267,8 @@ def family_masks(
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """The decoder's own list of its `count` layers; `UserError` for a family without one."""
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module

@@ -12,7 +12,7 @@ import torch
 from accelerate import infer_auto_device_map, init_empty_weights
 from accelerate.utils import convert_file_size_to_int, get_balanced_memory, get_max_memory
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from deepspec.errors import UserError
 
@@ -28,9 +28,7 @@ def places(
     what is free. balanced: fill all GPUs alike instead of one after the other. `UserError` where the first device
     cannot even hold what must be there.
     """
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=remote_code)
-    model.tie_weights()
+    model = empty_model(model_config, remote_code)
     decoder = model.get_decoder()
     prefix = _name_of(model, decoder)
     layers = _layers(decoder, model_config.get_text_config(decoder=True).num_hidden_layers)
@@ -51,6 +49,14 @@ def places(
     )
     base = _name_of(model, layers)
     return {name: first for name in edges} | {f"{base}.{name}": place for name, place in found.items()}
+
+
+def empty_model(model_config: Any, remote_code: bool) -> PreTrainedModel:
+    """The family's own model without weights, on the meta device; tied weights are tied."""
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=remote_code)
+    model.tie_weights()
+    return model
 
 
 def _memory(asked: Mapping[str, str]) -> dict[Any, int]:

@@ -93,8 +93,8 @@ def explained(rows: Sequence[int], step: int, config: TrainConfig) -> Iterator[N
             f"The GPU's memory ({whole / GIB:.1f} GiB, {free / GIB:.1f} free) was not enough at step {step + 1} "
             f"({torch.cuda.max_memory_allocated() / GIB:.1f} GiB used by training at most). Halve "
             f"train.batch_size (now {config.batch_size}) and double train.accumulation (now "
-            f"{config.accumulation}), which learns the same; or shorten rows (data.max_length), or share the "
-            "optimiser out (train.parallel=deepspeed_zero2)."
+            f"{config.accumulation}), which learns the same; or set train.gradient_checkpointing=true, shorten rows "
+            "(data.max_length), or share the optimiser out (train.parallel=deepspeed_zero2)."
         ) from error
     except UserError:
         raise

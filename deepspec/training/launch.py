@@ -104,6 +104,11 @@ def new_accelerator(
     return accelerator
 
 
+def precision_of(target: torch.dtype) -> Precision:
+    """`precision=auto`: as the target runs, whose format was measured or chosen."""
+    return Precision.bf16 if target == torch.bfloat16 else Precision.no
+
+
 def with_accumulation(config: TrainConfig, ranks: int) -> TrainConfig:
     """`train.global_batch` as an accumulation for this many processes."""
     if config.global_batch is None:

@@ -53,7 +53,8 @@ class Run:
     recipe: all that decides the result, compared when resuming. command: runs this stage again, for
     messages. temperature: at which the target wrote the held-out answers (0: greedily). decode: decodes held-out
     prompts with a copy of the draft (on the CPU, its own to move) and tells `decoded_tau` and what it is made
-    of; called by process 0 alone, every `train.decode_every` steps.
+    of; called by process 0 alone, every `train.decode_every` steps. full_speed: tokens a second with which the draft
+    would learn if all devices did nothing but its operations, at their data sheet's rate; None: not known.
     """
 
     target: CapturingTarget
@@ -67,6 +68,7 @@ class Run:
     decode: Callable[[TrainableDraft], dict[str, Any]] | None = None
     on_progress: Callable[[dict[str, Any]], None] | None = None
     sources: Sources | None = None
+    full_speed: float | None = None
 
 
 @dataclass
@@ -95,6 +97,8 @@ def train(draft: TrainableDraft, rows: Rows, held_out_rows: Rows, run: Run) -> T
     if found is not None:
         found.load_weights(draft)
     draft.to(accelerator.device).train()
+    if config.gradient_checkpointing:
+        draft.gradient_checkpointing_enable({"use_reentrant": False})
     if config.compile:
         draft.compile()
     model, optimiser = wrap(draft, lambda: new_optimiser(draft, config), accelerator)
@@ -264,6 +268,8 @@ def _log(state: _State, rate: float, result: StepResult) -> None:
     seconds = counters.seconds - counters.logged_at
     counters.logged_at = counters.seconds
     supervised = seen.valid[0] if seen.valid else 0.0
+    speed = seen.tokens / seconds if seconds > 0 else 0.0
+    full = state.run.full_speed
     state.record(
         {
             "step": counters.step,
@@ -274,7 +280,8 @@ def _log(state: _State, rate: float, result: StepResult) -> None:
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm,
             "skipped": counters.skipped,
-            "tokens_per_second": seen.tokens / seconds if seconds > 0 else 0.0,
+            "tokens_per_second": speed,
+            **({"mfu": speed / full} if full is not None else {}),
             "supervised_per_second": supervised / seconds if seconds > 0 else 0.0,
             "time": state.clock.shares(seconds),
             **memory_gib(),

@@ -1,5 +1,6 @@
 """Features of rows seen before, kept in memory while they fit: later epochs then need no target forward."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +38,28 @@ class FeatureMemory:
 def split_budget(gib: float) -> tuple[FeatureMemory, FeatureMemory]:
     """Memories of the training rows and of the held-out rows, which have `gib` between them."""
     return FeatureMemory(gib * (1 - HELD_OUT_SHARE)), FeatureMemory(gib * HELD_OUT_SHARE)
+
+
+def remembered(
+    rows: Sequence[int],
+    length: int,
+    memory: FeatureMemory,
+    device: torch.device,
+    capture: Callable[[slice], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """[B, T, F] and [B, T, H] of a batch's rows on `device`; those that are not kept are captured, one at a time.
+
+    capture: a slice of one row → its [1, T, F] and [1, T, H].
+    """
+    parts = []
+    for index, row in enumerate(rows):
+        kept = memory.get(row, length)
+        if kept is None:
+            features, hidden = capture(slice(index, index + 1))
+            kept = (features[0], hidden[0])
+            memory.offer(row, *kept)
+        parts.append(kept)
+    return stacked(parts, device)
 
 
 def stacked(parts: list[tuple[Tensor, Tensor]], device: torch.device) -> tuple[Tensor, Tensor]:

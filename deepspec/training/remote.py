@@ -13,6 +13,7 @@ from deepspec.errors import UserError
 from deepspec.target import Captured, Target
 from deepspec.target.features.wire import MEDIA_TYPE, Malformed, identity_of, question, read_answer
 from deepspec.training.batches import RowBatch
+from deepspec.training.memory import FeatureMemory, remembered
 
 SETTING, KEY = "features.servers", "DEEPSPEC_API_KEY"
 PATIENCE = 600.0  # seconds without a byte after which an answer has failed
@@ -23,7 +24,8 @@ class FromServer:
     and repeats nothing.
 
     target: the target's edges, or all of it. seconds: how long servers may be away before training stops. batch_size:
-    rows of a question; None = each of the draft's batches as one. made_by, resume: commands for messages. `UserError`
+    rows of a question; None = each of the draft's batches as one. memory: rows it holds are not asked for again; with it
+    rows are asked for one by one, see `FeatureMemory`. made_by, resume: commands for messages. `UserError`
     for servers that cannot be reached, run another target or refuse.
     """
 
@@ -37,6 +39,7 @@ class FromServer:
         made_by: str,
         resume: str,
         batch_size: int | None = None,
+        memory: FeatureMemory | None = None,
         ahead: int = 0,
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -47,6 +50,7 @@ class FromServer:
             )
         self.whole, self.layers, self.batch_size, self.ahead = target, list(layers), batch_size, ahead
         self.target: TargetModel = target
+        self.memory = memory if memory is not None and memory.gib > 0 else None
         self.device = target.device
         self.urls = [base_url(url, SETTING, KEY) for url in servers]
         self.seconds, self.made_by, self.resume = seconds, made_by, resume
@@ -59,6 +63,14 @@ class FromServer:
         return [self._batch(batch) for batch in window]
 
     def _batch(self, batch: RowBatch) -> Captured:
+        if self.memory is not None:
+
+            def capture(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+                found = self._rows(batch, rows)
+                return found.features.to(self.whole.dtype), found.last_hidden.to(self.whole.dtype)
+
+            length = batch.tokens.shape[1]
+            return Captured(*remembered(batch.ids, length, self.memory, self.device, capture))
         size = self.batch_size or len(batch.ids)
         parts = [self._rows(batch, slice(first, first + size)) for first in range(0, len(batch.ids), size)]
         return Captured(

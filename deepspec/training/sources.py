@@ -12,7 +12,7 @@ from deepspec.drafts.contract import DraftBatch, DraftContext, TargetModel
 from deepspec.target import Captured
 from deepspec.target.features import StoredRows
 from deepspec.training.batches import CapturingTarget, RowBatch
-from deepspec.training.memory import FeatureMemory, split_budget, stacked
+from deepspec.training.memory import FeatureMemory, remembered, split_budget
 
 
 class FeatureSource(Protocol):
@@ -88,15 +88,11 @@ class Online:
         )
 
     def _kept(self, batch: RowBatch, memory: FeatureMemory) -> Captured:
-        parts = []
-        for index, row in enumerate(batch.ids):
-            kept = memory.get(row, batch.tokens.shape[1])
-            if kept is None:
-                captured = self._run(batch, slice(index, index + 1))
-                kept = (captured.features[0], captured.last_hidden[0])
-                memory.offer(row, *kept)
-            parts.append(kept)
-        return Captured(*stacked(parts, self.device))
+        def capture(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            captured = self._run(batch, rows)
+            return captured.features, captured.last_hidden
+
+        return Captured(*remembered(batch.ids, batch.tokens.shape[1], memory, self.device, capture))
 
 
 class FromStore:

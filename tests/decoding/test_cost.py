@@ -61,6 +61,12 @@ def test_a_rounds_seconds_add_draft_and_verification() -> None:
     assert table.round_seconds(1, 2) == [1.25, 1.75, 2.25]
 
 
+def test_at_one_shape_verifying_less_saves_the_drafting_only() -> None:
+    verify = Curve([1, 2], [1, 2, 3], [[1.0, 1.5, 1.75], [2.0, 2.5, 3.0]])
+    table = CostTable({}, verify, Curve([1], [1, 2], [[0.25, 0.5]])).at_one_shape(2, 3)
+    assert table.round_seconds(1, 2) == [0.25 + 3.0, 0.25 + 3.0, 0.5 + 3.0]
+
+
 @pytest.mark.parametrize(("tokens", "bucket"), [(1, 64), (64, 64), (65, 128), (1000, 1024), (1024, 1024)])
 def test_context_buckets(tokens: int, bucket: int) -> None:
     assert context_bucket(tokens) == bucket

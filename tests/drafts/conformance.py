@@ -80,7 +80,7 @@ def training_steps(draft, batch, monkeypatch) -> tuple[DraftLoss, dict[int, tupl
     add = StepStatistics.add
 
     def spy(self, step, logits, weight=1.0, confidence=None):
-        seen[step] = logits, confidence
+        seen[step] = logits(slice(None)), confidence
         return add(self, step, logits, weight, confidence)
 
     monkeypatch.setattr(StepStatistics, "add", spy)

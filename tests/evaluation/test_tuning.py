@@ -2,6 +2,7 @@
 
 import copy
 import json
+import random
 import shlex
 import subprocess
 import sys
@@ -12,18 +13,26 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepspec import evaluate as stage
 from deepspec.config.schema import Config, DecodeConfig, ScheduleKind, Tree
+from deepspec.decoding.cost import CostTable, Curve
 from deepspec.decoding.request import Request, Result
 from deepspec.errors import UserError
 from deepspec.evaluation.machine import describe_machine
 from deepspec.evaluation.metric import Metric
 from deepspec.evaluation.result import EvaluationResult, load_result, save_result
-from deepspec.evaluation.tuning.candidates import Candidate, candidates, check_record, predicted_speedups
+from deepspec.evaluation.tuning.candidates import Candidate, candidates, check_record
 from deepspec.evaluation.tuning.findings import Tuned
+from deepspec.evaluation.tuning.predict import (
+    Costs,
+    best_thresholds,
+    predicted_speedups,
+    table_costs,
+    threshold_speedup,
+)
 from deepspec.evaluation.tuning.trials import Timed, best_of, gain, heats, take_turns
 from deepspec.reporting.tuning import overrides, verdict, write_page, write_recipe
 from deepspec.target import Target
@@ -60,11 +69,86 @@ def groups(count: int, size: int = 1) -> list[list[Request]]:
 @given(st.floats(0.05, 0.95), st.floats(0.01, 0.5), st.integers(1, 12), st.floats(0.001, 10.0))
 def test_chains_are_predicted_by_the_closed_form(alpha: float, c: float, k: int, second: float) -> None:
     """Every position accepts with α, a proposal of k costs k·c, a forward the same at any width."""
-    found = predicted_speedups(
-        [alpha**j for j in range(1, k + 1)], [second] * (k + 1), [j * c * second for j in range(1, k + 1)]
-    )
+    costs = Costs([second] * (k + 1), [j * c * second for j in range(1, k + 1)])
+    found = predicted_speedups([alpha**j for j in range(1, k + 1)], costs)
     expected = [(1 - alpha ** (j + 1)) / ((1 - alpha) * (1 + j * c)) for j in range(1, k + 1)]
     assert found == pytest.approx(expected)
+
+
+@given(st.floats(0.3, 0.9), st.floats(0.01, 0.3), st.floats(0.0, 0.2), st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_the_best_length_of_known_costs_wins_end_to_end(
+    alpha: float, c: float, slope: float, seed: int
+) -> None:
+    """Chains of 1 … 6 with acceptance α at every position, costs c·k to draft and 1 + slope·k to verify, decoded by a
+    clock that knows them: what wins is the K of the closed form, or one within what so few tokens can tell."""
+    clock, draw = Clock(), random.Random(seed)
+
+    def chain(k: int) -> Any:
+        def decode(requests: Sequence[Request]) -> list[Result]:
+            found = []
+            for request in requests:
+                tokens = 1
+                while tokens < 2000:
+                    clock.now += c * k + 1 + slope * k
+                    accepted = next((j for j in range(k) if draw.random() >= alpha), k)
+                    tokens += 1 + accepted
+                found.append(Result(request.id, list(range(tokens)), "length", 0.0, 0.0))
+            return found
+
+        return decode
+
+    best, _ = best_of({str(k): chain(k) for k in range(1, 7)}, groups(6), clock=clock)
+    costs = Costs([1 + slope * n for n in range(7)], [c * k for k in range(1, 7)])
+    speeds = predicted_speedups([alpha**j for j in range(1, 7)], costs)
+    closed = [(1 - alpha ** (k + 1)) / ((1 - alpha) * (1 + slope * k + c * k)) for k in range(1, 7)]
+    assert speeds == pytest.approx(closed)
+    assert closed[int(best) - 1] > 0.93 * max(closed)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.floats(0.01, 0.99), min_size=3, max_size=3), st.integers(0, 3)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.floats(0.05, 0.95),
+)
+def test_a_threshold_is_predicted_by_a_plain_walk(
+    seen: list[tuple[list[float], int]], threshold: float
+) -> None:
+    costs = Costs([1.0, 1.5, 1.75, 2.5], [0.25, 0.375, 0.5])
+    tokens = seconds = 0.0
+    for sure, accepted in seen:
+        verified = 0
+        for c in sure:
+            if c < threshold:
+                break
+            verified += 1
+        tokens += min(accepted, verified) + 1
+        seconds += costs.verify[verified] + costs.draft[max(verified, 1) - 1]
+    assert threshold_speedup(seen, costs, threshold) == pytest.approx(tokens / seconds)
+
+
+def test_thresholds_that_pay_are_found_among_the_recorded_confidences() -> None:
+    """Half of the rounds are sure and right, half unsure and wrong: what lies between the two pays."""
+    seen = [([0.9, 0.88, 0.86], 3), ([0.2, 0.18, 0.16], 0)] * 30
+    costs = Costs([1.0, 1.4, 1.8, 2.2], [0.1, 0.2, 0.3])
+    found = best_thresholds(seen, costs)
+    assert found and all(0.2 < one <= 0.9 for one in list(found) if found[one] == max(found.values()))
+    assert max(found.values()) > predicted_speedups([0.5] * 3, costs)[2]  # than of verifying all
+    assert best_thresholds([], costs) == {}
+
+
+def test_a_table_tells_of_the_batch_that_is_tuned_for() -> None:
+    """Verification that is free for one row and dear for many: the longest chain pays for one, the shortest for eight."""
+    verify = Curve([1, 8], [1, 2, 3], [[1.0, 1.0, 1.0], [1.0, 3.0, 5.0]])
+    draft = Curve([1, 8], [1, 2], [[0.01, 0.02], [0.01, 0.02]])
+    table = CostTable({}, verify, draft)
+    for rows, best in ((1, 2), (8, 1)):
+        speeds = predicted_speedups([0.6, 0.5], table_costs(table, rows, 2))
+        assert max(range(2), key=speeds.__getitem__) + 1 == best
+    assert table_costs(table, 8, 2).verify == [1.0, 3.0, 5.0]
 
 
 @given(
@@ -130,6 +214,8 @@ def test_only_what_draft_and_sampling_can_do_is_tried() -> None:
     assert any(one.settings["fallback"] == "auto" for one in candidates(result, DecodeConfig(), 4))
     assert not any(one.settings["fallback"] == "auto" for one in greedy)
     assert len({json.dumps(dict(one.settings), sort_keys=True) for one in greedy}) == len(greedy)
+    assert not any("rule" in one.settings for one in greedy)
+    assert any(one.settings.get("rule") == "token" for one in sampled)
 
 
 def test_a_candidate_is_applied_to_what_it_changes_alone() -> None:

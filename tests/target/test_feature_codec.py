@@ -41,6 +41,8 @@ def test_each_number_is_within_the_formats_rounding(format: StoreFormat, seed: i
             real, channel = float(hidden[token, 0, c]), float(channels[0, c])
             if format is StoreFormat.int8:  # half a step of the token's scale
                 bound = 0.5 * largest / 127 * channel
+            elif format is StoreFormat.int4:  # half a step of the group's, which is all of these 32 channels
+                bound = 0.5 * largest / 7 * channel * (1 + 2**-7)  # its scale is rounded to bfloat16
             else:  # e4m3: half a unit in the last of 3 bits, 2^-10 below the normal numbers
                 bound = max(abs(real) * 2**-4, largest / 448 * channel * 2**-10)
             assert abs(float(back[token, 0, c]) - real) <= bound * 1.001 + 1e-9
@@ -56,7 +58,7 @@ def test_small_channels_survive_beside_large_ones(format: StoreFormat) -> None:
         off = codec.decode(codec.encode(hidden), torch.float64) - hidden
         return float((off.norm(dim=0) / hidden.norm(dim=0)).median())
 
-    assert median_error(both) < 0.04
+    assert median_error(both) < (0.2 if format is StoreFormat.int4 else 0.04)
     if format is StoreFormat.int8:
         assert median_error(alone) > 3 * median_error(both)
 
@@ -85,6 +87,24 @@ def test_zero_rows_stay_zero_and_bad_numbers_are_refused() -> None:
     hidden[5] = math.nan
     with pytest.raises(UserError, match="not finite"):
         channel_scales(hidden)
+
+
+@given(hidden=st.sampled_from([2, 6, 32, 64, 96]), seed=st.integers(0, 99))
+def test_int4_is_two_numbers_a_byte_in_order(hidden: int, seed: int) -> None:
+    """Numbers that are whole steps of a scale of 1 come back as they are, whatever the width."""
+    steps = torch.randint(-7, 8, (3, 2, hidden), generator=torch.Generator().manual_seed(seed)).float()
+    steps[..., 0::2] = 7.0  # of every group, so that its scale is 1
+    codec = Codec(StoreFormat.int4, torch.ones(2, hidden))
+    stored = codec.encode(steps)
+    assert stored.values.shape == (3, 2, hidden // 2) and stored.values.dtype == torch.uint8
+    assert torch.equal(codec.decode(stored, torch.float32), steps)
+    size = stored.values.nbytes + (0 if stored.scales is None else stored.scales.nbytes)
+    assert size == 6 * bytes_of(StoreFormat.int4, hidden)
+
+
+def test_three_layers_in_four_bits_are_a_quarter_of_the_reference() -> None:
+    size = 3 * bytes_of(StoreFormat.int4, 2560) + bytes_of(StoreFormat.int8, 2560)
+    assert size / 30_720 <= 0.25
 
 
 @pytest.mark.parametrize(("layers", "most"), [(5, 0.52), (3, 0.35)])

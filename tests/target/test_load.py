@@ -184,3 +184,17 @@ def test_an_unknown_builtin_is_named() -> None:
 def test_waiting_threads_sleep_by_default() -> None:
     code = "import deepspec, os; print(os.environ['OMP_WAIT_POLICY'])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "PASSIVE"
+
+
+def test_a_template_of_ones_own_replaces_the_tokenizers(tiny_folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", encoding="utf-8")
+    plain, changed = (
+        load_target(config(tiny_folder)),
+        load_target(config(tiny_folder, chat_template=str(mine))),
+    )
+    assert changed.tokenizer.chat_template == mine.read_text(encoding="utf-8")
+    differing = {key for key, value in plain.identity().items() if changed.identity()[key] != value}
+    assert differing == {"tokenizer"}  # data made with one is refused with the other
+    with pytest.raises(UserError, match=r"target\.chat_template=none\.jinja cannot be read"):
+        load_target(config(tiny_folder, chat_template="none.jinja"))

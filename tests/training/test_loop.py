@@ -239,3 +239,13 @@ def test_plan_ends_with_the_epochs_or_max_steps() -> None:
 def test_no_held_out_rows_no_evaluation(tmp_path: Path) -> None:
     assert start(tmp_path, max_steps=3, eval_rows=0).evaluation is None
     assert all("tau" not in record for record in records(tmp_path))
+
+
+def test_utilisation_is_the_speed_over_the_full_one(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    run = Run(FakeTarget(torch.float64), TrainConfig(**SETTINGS), accelerator_for_tests(), tmp_path)
+    run.full_speed = 250.0
+    train(FakeDraft(FakeConfig()).double(), rows(11), rows(5, seed=9), run)
+    logged = [one for one in history.read(tmp_path / "history.jsonl") if "loss" in one]
+    assert logged
+    assert all(one["mfu"] == pytest.approx(one["tokens_per_second"] / 250) for one in logged)

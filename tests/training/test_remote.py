@@ -21,6 +21,7 @@ from deepspec.target import Target
 from deepspec.target.features.wire import Malformed, answer, question, read_answer, read_question
 from deepspec.target.model import Captured
 from deepspec.training.batches import RowBatch
+from deepspec.training.memory import GIB, FeatureMemory
 from deepspec.training.remote import FromServer
 from deepspec.training.sources import Online
 from tests.models import tiny_model
@@ -47,6 +48,7 @@ class Running:
     """The real application in a thread, on a port of its own."""
 
     def __init__(self, service: FeatureService, port: int = 0) -> None:
+        self.service = service
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(("127.0.0.1", port))
@@ -97,6 +99,21 @@ def test_a_server_gives_what_the_target_gives_here(family: str, size: int | None
             torch.testing.assert_close(
                 found.last_hidden[real], expected.last_hidden[real], rtol=0, atol=1e-12
             )
+
+
+def test_rows_that_are_kept_are_asked_for_once() -> None:
+    whole = target()
+    asked = batch(rows=3)
+    one_row = 11 * 32 * (len(LAYERS) + 1) * 8  # bytes of a row's features and last hidden state
+    with running(service(whole)) as server:
+        source = client([server.url], target(), memory=FeatureMemory(2.5 * one_row / GIB))
+        (first,), (again,) = source.captured([asked]), source.captured([asked])
+        served = server.service.served_tokens
+    assert served == 11 * (3 + 1)  # the third row did not fit and is asked for again
+    (expected,) = Online(whole, LAYERS).captured([asked])
+    real = asked.documents >= 0
+    for found in (first, again):
+        torch.testing.assert_close(found.features[real], expected.features[real], rtol=0, atol=1e-12)
 
 
 @settings(max_examples=25, deadline=None)

@@ -7,17 +7,24 @@ from typing import Any
 from deepspec.config.schema import DecodeConfig, Fallback, Rule, ScheduleKind, Tree
 from deepspec.errors import UserError
 from deepspec.evaluation.result import EvaluationResult
+from deepspec.evaluation.tuning.predict import (
+    Costs,
+    best_thresholds,
+    confidences,
+    predicted_speedups,
+    recorded_costs,
+    whole_rounds,
+)
 
 LEAST_ROUNDS = 50  # fewer say too little about acceptance
 CHAINS = 4  # lengths of chains that are tried, of all that were predicted
-THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 SHAPES = ((3, 2, 8), (4, 3, 12), (5, 4, 24), (6, 8, 32))  # of dynamic trees: depth, top_k, total_tokens
 
 
 @dataclass(frozen=True)
 class Candidate:
     """words: what a person calls it. settings: of `decode`, as a recipe has them. predicted: speedup over plain
-    decoding at batch 1 by the recorded run, where it tells."""
+    decoding by the recorded run's acceptance and the seconds of a round at this batch size, where they tell."""
 
     words: str
     settings: Mapping[str, Any]
@@ -41,12 +48,7 @@ def check_record(result: EvaluationResult, where: str) -> None:
             f"{settings.get('schedule')}. Tuning starts from chains that were verified whole: evaluate with "
             "decode.tree=none decode.schedule=fixed first."
         )
-    whole = sum(
-        not r.cut and r.verified == result.conditions.k
-        for record in result.records
-        for decoding in record.speculative
-        for r in decoding.rounds
-    )
+    whole = sum(1 for _ in whole_rounds(result))
     if whole < LEAST_ROUNDS:
         raise UserError(
             f"{where} has {whole} rounds that verified all {result.conditions.k} drafted tokens; tuning needs "
@@ -54,31 +56,24 @@ def check_record(result: EvaluationResult, where: str) -> None:
         )
 
 
-def predicted_speedups(
-    acceptance: Sequence[float], verify: Sequence[float], draft: Sequence[float]
-) -> list[float]:
-    """Of chains of 1 … K tokens over plain decoding, batch 1: (1 + Σ_{j≤k} a_j) · T(1) / (D(k) + T(k+1)).
-
-    acceptance: [K] unconditional, of each position. verify: [K+1] seconds of a forward over 1 … K+1 tokens. draft:
-    [K] seconds of a proposal of 1 … K.
-    """
-    found, tau = [], 1.0
-    for k, accepted in enumerate(acceptance, start=1):
-        tau += accepted
-        found.append(tau * verify[0] / (draft[k - 1] + verify[k]))
-    return found
-
-
-def candidates(result: EvaluationResult, decode: DecodeConfig, batch_size: int) -> list[Candidate]:
-    """The default first; then chains, thresholds, the hardware-aware schedule and trees, as far as draft and
+def candidates(
+    result: EvaluationResult,
+    decode: DecodeConfig,
+    batch_size: int,
+    costs: Costs | None = None,
+    temperatures: Sequence[float] = (),
+) -> list[Candidate]:
+    """The default first; then chains, thresholds, the hardware-aware schedule, trees and rules, as far as draft and
     sampling allow.
 
-    result: of a run that `check_record` takes. Whether a draft can branch shows when a tree is tried.
+    result: of a run that `check_record` takes. costs: at `batch_size`; None: the run's own, which are one request's.
+    temperatures: of the draft's confidences, by position. Whether a draft can branch shows when a tree is tried.
     """
+    costs = costs or recorded_costs(result)
     chain = {"tree": "none", "schedule": "fixed", "fallback": "off"}
     default = Candidate("as it stands", {**as_settings(decode), "k": result.conditions.k})
     found = [default]
-    speedups = _chains(result)
+    speedups = _chains(result, costs)
     best = sorted(speedups, key=lambda k: -speedups[k])[:CHAINS]
     found += [
         Candidate(f"chain, K = {k}", {**chain, "k": k}, speedups[k])
@@ -87,19 +82,32 @@ def candidates(result: EvaluationResult, decode: DecodeConfig, batch_size: int) 
     longest = max(speedups, default=result.conditions.k)
     # of longer ones the record says nothing; a draft that cannot do them is left out when it is tried
     found += [Candidate(f"chain, K = {k}", {**chain, "k": k}) for k in (longest + 1, longest + 2)]
-    if _gives_confidence(result):
+    if sure := confidences(result, temperatures):
         found += [
             Candidate(
                 f"chain of up to {longest}, confidence above {threshold:g}",
                 {**chain, "k": longest, "schedule": "threshold", "confidence_threshold": threshold},
+                speedup,
             )
-            for threshold in THRESHOLDS
+            for threshold, speedup in best_thresholds(sure, costs).items()
         ]
         found.append(
             Candidate(
                 f"chain of up to {longest}, hardware-aware", {**chain, "k": longest, "schedule": "hardware"}
             )
         )
+    if decode.temperature > 0:  # both are lossless; the other one may be cheaper here
+        other = "token" if decode.rule in (Rule.auto, Rule.block) else "block"
+        found += [
+            replace(
+                one,
+                words=f"{one.words}, {other} rule",
+                settings={**one.settings, "rule": other},
+                predicted=None,
+            )
+            for one in found[1:]
+            if one.settings["schedule"] == "fixed" and one.predicted is not None
+        ][:2]
     if decode.temperature == 0 or decode.children.value == "sampled":
         parents = list(decode.tree_parents)
         found.append(
@@ -144,20 +152,13 @@ def as_settings(decode: DecodeConfig) -> dict[str, Any]:
     return found
 
 
-def _chains(result: EvaluationResult) -> dict[int, float]:
+def _chains(result: EvaluationResult, costs: Costs | None) -> dict[int, float]:
     """K → predicted speedup, of all that the recorded run tells of."""
-    steps = result.step_times
     accepted = [row.unconditional.value for row in result.summary.acceptance]
-    if steps is None or any(value is None for value in accepted):
+    if costs is None or any(value is None for value in accepted):
         return {}
     known = [value for value in accepted if value is not None]
-    known = known[: min(len(steps.draft), len(steps.verify) - 1)]
-    return dict(enumerate(predicted_speedups(known, steps.verify, steps.draft), start=1))
-
-
-def _gives_confidence(result: EvaluationResult) -> bool:
-    rounds = [r for record in result.records for d in record.speculative for r in d.rounds if not r.cut]
-    return bool(rounds) and all(len(r.confidence) == r.drafted for r in rounds)
+    return dict(enumerate(predicted_speedups(known, costs), start=1))
 
 
 def _once(found: Sequence[Candidate]) -> list[Candidate]:

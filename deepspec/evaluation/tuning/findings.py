@@ -8,8 +8,8 @@ from deepspec.evaluation.result import Machine, Metric
 
 @dataclass
 class Tried:
-    """A candidate. predicted: speedup over plain at batch 1 by the recorded run. groups: of requests that it decoded
-    before it fell out; the speed is over these alone, and so only roughly comparable with another's."""
+    """A candidate. predicted: speedup over plain at this batch size by the recorded run. groups: of requests that it
+    decoded before it fell out; the speed is over these alone, and so only roughly comparable with another's."""
 
     words: str
     settings: dict[str, Any]

@@ -47,8 +47,8 @@ def estimated(rows: Rows, recipe: Recipe, hidden_size: int) -> Estimate:
             tokens += span.end - span.start
             stored += int(recipe.chosen("features", span).sum()) if recipe.layers else 0
             taught += int(recipe.chosen("last", span).sum()) if recipe.last else 0
-    each = bytes_of(recipe.codec.format, hidden_size)
-    size = stored * (len(recipe.layers) * each + 4) + taught * (each + 4) + 32 * documents
+    feature, last = (bytes_of(recipe.format_of(part), hidden_size) for part in ("features", "last"))
+    size = stored * (len(recipe.layers) * feature + 4) + taught * (last + 4) + 32 * documents
     scale = len(rows) / max(count, 1)
     return Estimate(len(rows), *(round(scale * number) for number in (tokens, stored, taught, size)))
 

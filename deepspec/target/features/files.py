@@ -2,9 +2,10 @@
 
 Tensors, D documents, N feature rows, M teacher rows, L layers: `keys` uint8 [D, 16]; `starts` int64 [D+1], a
 document's feature rows; `places` int32 [N], their positions in the document; `features` [N, L, H] and
-`feature_scales` float32 [N, L]; `last_starts`, `last_places`, `last` [M, 1, H], `last_scales` [M, 1] likewise for
-the last hidden state. Exact formats have no scales. Where the last layer is among the captured ones the last hidden
-state is in `features`, and there is no `last`; without captured layers there is no `features`.
+`feature_scales` float32 [N, L] (int4: [N, L, H/2] and bfloat16 [N, L, H/32]); `last_starts`, `last_places`, `last`
+[M, 1, H], `last_scales` [M, 1] likewise for the last hidden state, which beside int4 is int8. Exact formats have no
+scales. Where the last layer is among the captured ones the last hidden state is in `features`, and there is no `last`
+(but beside int4); without captured layers there is no `features`.
 """
 
 import json

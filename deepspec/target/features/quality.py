@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from deepspec.errors import UserError
-from deepspec.target.features.codec import Codec
 from deepspec.target.features.documents import columns, needed, spans, teachers
 from deepspec.target.features.writer import Recipe, Rows
 
@@ -97,12 +96,14 @@ def measured(target: Any, recipe: Recipe, found: Sample) -> dict[str, Any]:
 
 def _back(recipe: Recipe, hidden: Tensor) -> Tensor:
     """[N, L+1, H] through the store's format and back; the last hidden state as it is stored."""
-    codec = recipe.codec
-    if recipe.last or codec.channels is None:
-        wide: Codec = codec
-        return wide.decode(wide.encode(hidden), hidden.dtype)
-    kept = codec.decode(codec.encode(hidden[:, :-1]), hidden.dtype)
-    return torch.cat([kept, kept[:, -1:]], 1)  # the last layer is the last of the captured ones
+
+    def through(part: str, states: Tensor) -> Tensor:
+        codec = recipe.codec_of(part)
+        return codec.decode(codec.encode(states), states.dtype)
+
+    kept = through("features", hidden[:, :-1]) if recipe.layers else hidden[:, :0]
+    # the last layer is the last of the captured ones where it is not stored by itself
+    return torch.cat([kept, through("last", hidden[:, -1:]) if recipe.last else kept[:, -1:]], 1)
 
 
 def summary(quality: dict[str, Any], format: str) -> str:

@@ -147,10 +147,11 @@ def _wider(stored: Any, asked: Any) -> bool:
 def recipe_of(made_of: Mapping[str, Any], channels: Tensor | None) -> Recipe:
     """What the shards hold, from a manifest's `made_of`."""
     positions, layers = made_of["positions"], list(made_of["layers"])
-    last = made_of["target"]["num_layers"] - 1 not in layers
+    format = StoreFormat(made_of["format"])
+    last = made_of["target"]["num_layers"] - 1 not in layers or format is StoreFormat.int4
     everything = positions == "all"
     reach = positions if isinstance(positions, int) else None
-    return Recipe(layers, last, reach, everything, Codec(StoreFormat(made_of["format"]), channels))
+    return Recipe(layers, last, reach, everything, Codec(format, channels))
 
 
 def write_index(path: Path, names: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from deepspec.artifacts import failed_write, file_sha256, free_space
+from deepspec.config.schema import StoreFormat
 from deepspec.errors import UserError
 from deepspec.target.features.codec import Codec, Encoded
 from deepspec.target.features.documents import Span, columns, needed, spans, teachers
@@ -50,13 +51,18 @@ class Recipe:
             return teachers(span.loss_mask)
         return np.ones_like(span.loss_mask) if self.everything else needed(span.loss_mask, self.reach)
 
+    def format_of(self, part: str) -> StoreFormat:
+        """A teacher is not stored in four bits."""
+        format = self.codec.format
+        return StoreFormat.int8 if format is StoreFormat.int4 and part == "last" else format
+
     def codec_of(self, part: str, columns: Sequence[int] | None = None) -> Codec:
         """The codec of a part; columns: places in `layers`, None = all of the part."""
         channels = self.codec.channels
+        if part == "last":
+            return Codec(self.format_of(part), None if channels is None else channels[len(self.layers) :])
         if channels is None:
             return self.codec
-        if part == "last":
-            return Codec(self.codec.format, channels[len(self.layers) :])
         return Codec(
             self.codec.format, channels[list(range(len(self.layers)) if columns is None else columns)]
         )
