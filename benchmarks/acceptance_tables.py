@@ -20,37 +20,37 @@ def markdown(families: Sequence[Mapping[str, Any]]) -> str:
             "",
             f"## {words}: tokens a round (τ), K = {first['k']}, at most {first['max_new_tokens']} new tokens",
             "",
-            _row(["family", *(f"{name} ({first['sets'][name]['prompts']})" for name in sets), "all"]),
-            _row(["---"] * (len(sets) + 2)),
+            row(["family", *(f"{name} ({first['sets'][name]['prompts']})" for name in sets), "all"]),
+            row(["---"] * (len(sets) + 2)),
         ]
         for one in families:
             cells = [
-                _metric(one[how]["sets"][name]["tau"]) if name in one[how]["sets"] else "" for name in sets
+                metric(one[how]["sets"][name]["tau"]) if name in one[how]["sets"] else "" for name in sets
             ]
-            lines.append(_row([one["family"], *cells, _metric(one[how]["all"]["tau"])]))
+            lines.append(row([one["family"], *cells, metric(one[how]["all"]["tau"])]))
     longest = max(len(one["greedy"]["all"]["acceptance"]) for one in families)
     lines += [
         "",
         "## Greedy: accepted at a position, given that the one before was",
         "",
-        _row(["family", *map(str, range(1, longest + 1))]),
-        _row(["---"] * (longest + 1)),
+        row(["family", *map(str, range(1, longest + 1))]),
+        row(["---"] * (longest + 1)),
     ]
     for one in families:
-        lines.append(_row([one["family"], *(_share(value) for value in one["greedy"]["all"]["acceptance"])]))
+        lines.append(row([one["family"], *(_share(value) for value in one["greedy"]["all"]["acceptance"])]))
     lines += [
         "",
         "## What it costs",
         "",
-        _row(COSTS),
-        _row(["---"] * len(COSTS)),
+        row(COSTS),
+        row(["---"] * len(COSTS)),
     ]
     for one in families:
         greedy = one["greedy"]
         draft, peak = greedy["draft_seconds"], one.get("peak_gib")
         equal = greedy["all"]["equality"]
         lines.append(
-            _row(
+            row(
                 [
                     one["family"],
                     f"{one['parameters'] / 1e6:.1f} M",
@@ -60,7 +60,7 @@ def markdown(families: Sequence[Mapping[str, Any]]) -> str:
                     f"{one['tokens'] / one['train_seconds']:.0f}",
                     "" if peak is None else f"{peak:.1f}",
                     "" if draft is None else f"{1000 * draft:.1f}",
-                    _metric(greedy["all"]["speedup"], "×"),
+                    metric(greedy["all"]["speedup"], "×"),
                     f"{equal['equal']} of {equal['compared']}",
                 ]
             )
@@ -74,11 +74,13 @@ def markdown(families: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", *(f"- {words}" for words in sorted(noisy)), ""])
 
 
-def _row(cells: Sequence[str]) -> str:
+def row(cells: Sequence[str]) -> str:
+    """A line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
-def _metric(one: Mapping[str, Any], unit: str = "") -> str:
+def metric(one: Mapping[str, Any], unit: str = "") -> str:
+    """A value with its interval, or why there is none."""
     if one["value"] is None:
         return one["reason"] or ""
     ends = "" if one["low"] is None else f" ({one['low']:.2f}–{one['high']:.2f})"

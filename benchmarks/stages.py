@@ -1,4 +1,4 @@
-"""Stages run by a benchmark, each in a process of its own."""
+"""The stages that a benchmark runs, each in a process of its own."""
 
 import os
 import subprocess
