@@ -69,7 +69,7 @@ class SpeculativeDecoder:
             config = TargetConfig(
                 name=str(target),
                 path=str(target),
-                dtype=Dtype(dtype),
+                dtype=_dtype(dtype),
                 device=device,
                 trust_remote_code=trust_remote_code,
             )
@@ -116,6 +116,8 @@ class SpeculativeDecoder:
         if seed is None:
             seed = int(torch.randint(2**31, ()).item()) if sample else 0
         rows = self._rows(inputs, attention_mask)
+        if not rows:
+            raise UserError("There is nothing to continue: inputs has no rows.")
         limit = _first(max_new_tokens, given.max_new_tokens, 20)
         requests = [
             Request(
@@ -144,17 +146,18 @@ class SpeculativeDecoder:
 
     def _rows(self, inputs: Any, attention_mask: Tensor | None) -> list[list[int]]:
         if isinstance(inputs, Tensor):
-            mask = torch.ones_like(inputs) if attention_mask is None else attention_mask
-            rows = zip(inputs, mask.to(inputs.device).bool(), strict=True)
-            return [row[kept].tolist() for row, kept in rows]
+            return _ids(inputs, attention_mask)
+        texts = [inputs] if isinstance(inputs, str) else inputs
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise UserError(
+                "inputs is neither a text, nor a list of texts, nor a tensor of token ids [rows, tokens]; "
+                "lists of ids go in as torch.tensor([ids])."
+            )
         if self.target.tokenizer is None:
             raise UserError(
                 "There is no tokenizer to read text with; give token ids, or a tokenizer at loading."
             )
-        return [
-            self.target.tokenizer(text)["input_ids"]
-            for text in ([inputs] if isinstance(inputs, str) else inputs)
-        ]
+        return [self.target.tokenizer(text)["input_ids"] for text in texts]
 
     def _stream(self, requests: list[Request], streamer: Any) -> list[int]:
         if len(requests) != 1:
@@ -193,6 +196,30 @@ def _check_fit(folder: Path, draft: Any, target: Target, allow_other_target: boo
                 f"The draft in {folder} was made for a target with {key.removeprefix('target_')} "
                 f"{getattr(draft.config, key)}, {target.name} has {size}: they cannot work together."
             )
+
+
+def _dtype(name: str) -> Dtype:
+    try:
+        return Dtype(name)
+    except ValueError:
+        known = ", ".join(one.value for one in Dtype)
+        raise UserError(f"dtype={name!r} is none that a target is loaded in: {known}.") from None
+
+
+def _ids(inputs: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """Each row's tokens, without the padding."""
+    if inputs.dim() != 2 or inputs.is_floating_point():
+        raise UserError(
+            f"inputs is a tensor of shape {list(inputs.shape)}, {inputs.dtype}; token ids are whole numbers "
+            "[rows, tokens]."
+        )
+    mask = torch.ones_like(inputs) if attention_mask is None else attention_mask
+    if mask.shape != inputs.shape:
+        raise UserError(
+            f"attention_mask has shape {list(mask.shape)} and inputs {list(inputs.shape)}; both need the same."
+        )
+    rows = zip(inputs, mask.to(inputs.device).bool(), strict=True)
+    return [row[kept].tolist() for row, kept in rows]
 
 
 def _check_known(config: GenerationConfig) -> None:

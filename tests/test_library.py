@@ -1,6 +1,8 @@
 """`SpeculativeDecoder`: what transformers' `generate` gives, from a program's side."""
 
 import copy
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 
 import deepspec
 from deepspec import SpeculativeDecoder, load_draft
+from deepspec.drafts.contract import StaticTree
 from deepspec.drafts.options import Eagle3Options
 from deepspec.drafts.registry import new_draft
 from deepspec.errors import UserError
@@ -153,6 +156,66 @@ def test_a_loaded_model_and_a_target_of_other_sizes(places: tuple[Path, Path]) -
     assert torch.equal(decoder.generate(ids, max_new_tokens=9), expected)
     with pytest.raises(UserError, match="no tokenizer"):
         decoder.generate("Hello")
+
+
+def test_a_target_of_another_tokenizer(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of the same sizes: only the manifest knows."""
+    target, draft = places
+    identity = SpeculativeDecoder.from_pretrained(target, draft, device="cpu").target.identity()
+    shutil.copytree(draft, tmp_path / "draft")
+    manifest = tmp_path / "draft" / "manifest.json"
+    manifest.write_text(json.dumps({"target": {**identity, "tokenizer": "another"}}))
+    with pytest.raises(UserError, match=r"with tokenizer 'another'.*cannot work together"):
+        SpeculativeDecoder.from_pretrained(target, tmp_path / "draft", device="cpu", allow_other_target=True)
+    manifest.write_text(json.dumps({"target": {**identity, "weights": "others"}}))
+    with pytest.raises(UserError, match="made for other weights"):
+        SpeculativeDecoder.from_pretrained(target, tmp_path / "draft", device="cpu")
+    SpeculativeDecoder.from_pretrained(target, tmp_path / "draft", device="cpu", allow_other_target=True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "mask", "words"),
+    [
+        (torch.tensor([5, 17]), None, r"shape \[2\]"),
+        (torch.tensor([[5.0, 17.0]]), None, "whole numbers"),
+        ([5, 17], None, "torch.tensor"),
+        ([[5, 17]], None, "torch.tensor"),
+        (None, None, "neither a text"),
+        ([], None, "no rows"),
+        (torch.empty(0, 3, dtype=torch.long), None, "no rows"),
+        (torch.empty(1, 0, dtype=torch.long), None, "empty prompt"),
+        ("", None, "empty prompt"),
+        (torch.tensor([[5, 17]]), torch.zeros(1, 2), "empty prompt"),
+        (torch.tensor([[5, 17]]), torch.ones(1, 3), "both need the same"),
+        (torch.tensor([[5, 17]]), torch.ones(2, 2), "both need the same"),
+        (torch.full((1, 256), 5), None, "Shorten the prompt"),
+        (torch.tensor([[5, 99999]]), None, "another tokenizer"),
+    ],
+)
+def test_inputs_that_are_none_are_said(
+    decoder: SpeculativeDecoder, inputs: Any, mask: Any, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        decoder.generate(inputs, attention_mask=mask, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"k": 1000}, {"tree": StaticTree(tuple(range(-1, 300)))}], ids=["k", "tree"]
+)
+def test_more_drafted_than_the_context_has_left_changes_nothing(
+    places: tuple[Path, Path], decoder: SpeculativeDecoder, settings: Any
+) -> None:
+    ids = torch.randint(5, 200, (1, 240), generator=torch.Generator().manual_seed(1))
+    large = SpeculativeDecoder.from_pretrained(*places, dtype="float64", device="cpu", **settings)
+    found = large.generate(ids, max_new_tokens=500, eos_token_id=[])
+    model = decoder.target.model
+    expected = model.generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None)
+    assert torch.equal(found, expected)
+
+
+def test_a_format_that_is_none_is_said(places: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match=r"dtype='half'.*bfloat16"):
+        SpeculativeDecoder.from_pretrained(*places, dtype="half")
 
 
 def test_what_generate_would_do_and_this_does_not_is_refused(decoder: SpeculativeDecoder) -> None:

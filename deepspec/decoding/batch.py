@@ -87,7 +87,7 @@ class Batch:
         if row.seen is not None:
             logits = penalise(logits, row.seen, [request.sampling])
         pending = self._draw_next([row], logits)
-        token, broken = torch.stack([pending[0], logits.sum().isnan().long()]).tolist()
+        token, broken = torch.stack([pending[0], _no_numbers(logits)[0].long()]).tolist()
         row.prefill_seconds = time.perf_counter() - row.started
         if broken:
             self._fail(row)
@@ -130,7 +130,7 @@ class Batch:
     def _fail(self, row: Row) -> None:
         """argmax of NaN is token 0, so that a broken target would look perfectly predictable."""
         row.fail(
-            f"The target's logits for request {row.request.id!r} are not numbers (NaN) after "
+            f"The target's logits for request {row.request.id!r} are not numbers (NaN or infinite) after "
             f"{len(row.tokens)} tokens: its weights are damaged, or {self.target.dtype} is too narrow for them. "
             "Check the checkpoint, or set target.dtype=float32."
         )
@@ -241,8 +241,7 @@ class Batch:
     def _judge(self, trial: Trial, logits: Tensor) -> Outcome:
         """Verify; the round's one transfer from the device is here."""
         proposal, samplings = trial.proposal, [row.request.sampling for row in self.rows]
-        # A sum is NaN if any part is; the −inf of a masked-out vocabulary entry is none.
-        broken = logits.sum(-1).isnan().any(-1)
+        broken = _no_numbers(logits).any(-1)
         if (seen := self._seen()) is not None:
             logits = penalise_paths(logits, trial.tokens, trial.layout.visible, seen, samplings)
         if self.observe is not None:
@@ -306,7 +305,7 @@ class Batch:
             kept = features[:, :longest]
         else:
             kept = features.gather(1, path[..., None].expand(-1, -1, features.shape[-1]))
-        self.draft.update(self.draft_state, Committed(at, kept, outcome.counts))
+        self.draft.update(self.draft_state, Committed(at, kept, outcome.tokens))
 
     def _commit(self, outcome: Outcome) -> list[list[int]]:
         """Each row's tokens that stand; a row whose logits are not numbers gets none, and ends."""
@@ -404,3 +403,9 @@ class Batch:
     def _to_device(self, values: Sequence[Any]) -> Tensor:
         """int64. From memory that is not pinned the copy is staged at once, so that nothing waits for the device."""
         return torch.tensor(values).to(self.target.device, non_blocking=True)
+
+
+def _no_numbers(logits: Tensor) -> Tensor:
+    """[..., V] → bool [...], no token can be drawn by them. The maximum is NaN if any logit is, and infinite where
+    one has overflowed or none is left; the −inf of a masked-out vocabulary entry does no harm."""
+    return ~logits.amax(-1).isfinite()

@@ -77,7 +77,7 @@ def draft_steps(
         def step() -> None:
             proposal = draft.propose(state, control)
             kept = torch.cat([proposal.tokens, proposal.tokens[:, -1:]], 1)[:, :count]
-            draft.update(state, Committed(kept, new, [count] * rows))
+            draft.update(state, Committed(kept, new, kept.tolist()))
             _synchronise(target.device)
 
         return step

@@ -61,16 +61,21 @@ class Beginning:
 
 @dataclass
 class Committed:
-    """What one round added, padded on the right: row b has `counts[b]` ≥ 1 new tokens.
+    """What one round added, padded on the right: row b has `counts[b]` ≥ 1 new tokens, M at most.
 
     tokens: [B, M] the accepted drafted tokens, then the target's own. features: [B, M, F] captured at the
     position *before* each of them (the old pending token, then the accepted ones), so that features[b, j] and
-    tokens[b, j] are EAGLE's row pair. counts: one Python int a row (no device sync to read them).
+    tokens[b, j] are EAGLE's row pair. values: the same tokens without the padding, as the host knows them: a draft
+    that reads them here, or `counts`, does not wait for the device.
     """
 
     tokens: Tensor
     features: Tensor
-    counts: list[int]
+    values: list[list[int]]
+
+    @property
+    def counts(self) -> list[int]:
+        return [len(row) for row in self.values]
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,8 @@ class NgramDraft:
         return Proposal(padded.to(state.device, non_blocking=True), [len(row) for row in found])
 
     def update(self, state: "Texts", committed: Committed) -> None:
-        rows = zip(state.lookups, committed.tokens.tolist(), committed.counts, strict=True)
-        for lookup, tokens, count in rows:
-            lookup.extend(tokens[:count])
+        for lookup, tokens in zip(state.lookups, committed.values, strict=True):
+            lookup.extend(tokens)
 
     def select(self, state: "Texts", rows: Sequence[int]) -> None:
         state.lookups = [state.lookups[row] for row in rows]

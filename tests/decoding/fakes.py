@@ -67,8 +67,8 @@ class TextDraft:
         return state
 
     def update(self, state, committed):
-        for text, row, count in zip(state, committed.tokens.tolist(), committed.counts, strict=True):
-            text.extend(row[:count])
+        for text, tokens in zip(state, committed.values, strict=True):
+            text.extend(tokens)
 
     def select(self, state, rows):
         state[:] = [state[row] for row in rows]

@@ -182,6 +182,29 @@ def test_logits_that_are_no_numbers_stop_the_request(speculative: bool) -> None:
             rows[poisoned] = kept
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=str)
+@pytest.mark.parametrize("after", [0, 1])
+def test_logits_that_have_overflowed_stop_the_request(after: int, sampling: Sampling) -> None:
+    """An infinite one would win every argmax, and its softmax is NaN: no sum of logits shows it. −inf is a mask."""
+    target, (text,) = tiny_target("llama"), prompts(1, seed=8)
+    value, forwards = torch.inf, 0
+
+    def spoil(module, inputs, logits):
+        nonlocal forwards
+        forwards += 1
+        return logits.index_fill(-1, torch.tensor([5]), value) if forwards > after else logits
+
+    hook = target.model.get_output_embeddings().register_forward_hook(spoil)
+    try:
+        with pytest.raises(UserError, match=r"'bad'.*not numbers"):
+            Engine(target, draft_for(target), k=3).generate([Request(text, 20, sampling, id="bad")])
+        value, forwards = -torch.inf, 0
+        (result,) = Engine(target, draft_for(target), k=3).generate([Request(text, 20, sampling)])
+        assert len(result.tokens) == 20 and 5 not in result.tokens[after:]
+    finally:
+        hook.remove()
+
+
 def test_k_below_one_is_refused() -> None:
     with pytest.raises(UserError, match=r"decode\.k is 0"):
         Engine(tiny_target("llama"), k=0)

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepspec.decoding import Engine, Request, Sampling
 from deepspec.drafts.contract import DynamicTree, StaticTree
 from deepspec.drafts.eagle3 import Eagle3Options
+from deepspec.drafts.ngram import NgramDraft
+from deepspec.drafts.options import NgramOptions
 from deepspec.drafts.registry import new_draft
 from tests.decoding.fakes import TableDraft
 from tests.models import VOCAB, prompts, tiny_target
@@ -95,6 +97,12 @@ def test_a_round_of_chains_waits_once(rule: str, sampling: Sampling) -> None:
     assert waits_of_a_round(eagle3(), sampling, rule=rule) == {"tolist": 1}
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
+def test_prompt_lookup_waits_once(sampling: Sampling) -> None:
+    """It reads what was committed from what the round has fetched already."""
+    assert waits_of_a_round(NgramDraft(NgramOptions(min_n=1)), sampling) == {"tolist": 1}
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=str)
 def test_plain_decoding_waits_once(sampling: Sampling) -> None:
     assert waits_of_a_round(None, sampling) == {"tolist": 1}
@@ -109,13 +117,7 @@ def test_a_fixed_shape_adds_no_wait(sampling: Sampling) -> None:
 @pytest.mark.parametrize("children", ["deterministic", "sampled"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
 def test_a_round_of_trees_waits_once(children: str, sampling: Sampling) -> None:
-    class Still(TableDraft):
-        """The fake reads what was committed; a draft of tensors does not."""
-
-        def update(self, state, committed):
-            pass
-
-    draft = Still(torch.randn(VOCAB, VOCAB, dtype=torch.float64))
+    draft = TableDraft(torch.randn(VOCAB, VOCAB, dtype=torch.float64))
     found = waits_of_a_round(draft, sampling, tree=StaticTree((-1, -1, 0, 0, 2)), children=children)
     assert found == {"tolist": 1}
 

@@ -146,7 +146,8 @@ def check_rows_are_alone(draft, target: Target, steps: int) -> None:
             )
             features[place, :count] = captured
             ends[row] += count
-        draft.update(state, Committed(tokens, features, list(counts)))
+        values = [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
+        draft.update(state, Committed(tokens, features, values))
 
     with torch.inference_mode():
         for row in (0, 1):
@@ -292,7 +293,8 @@ def check_dynamic_trees(
             for row, (text, end, count) in enumerate(zip(texts, ends, counts, strict=True)):
                 committed[row, :count] = torch.tensor(text[end : end + count])
                 features.append(features_of(draft, target, text[: end + max(counts) - 1])[:, end - 1 :])
-            draft.update(state, Committed(committed, torch.cat(features), list(counts)))
+            values = [row[:count] for row, count in zip(committed.tolist(), counts, strict=True)]
+            draft.update(state, Committed(committed, torch.cat(features), values))
             ends = [end + count for end, count in zip(ends, counts, strict=True)]
 
 

@@ -69,12 +69,12 @@ def test_rows_keep_their_own_texts_and_lengths() -> None:
     assert proposal.length == [3, 0, 3] and proposal.q is None
     assert proposal.tokens.tolist() == [[7, 8, 5], [0, 0, 0], [9, 9, 9]]
     committed = torch.tensor([[7, 0, 0], [1, 2, 3], [4, 9, 0]])
-    draft.update(state, Committed(committed, torch.empty(3, 3, 0), [1, 3, 2]))
+    draft.update(state, Committed(committed, torch.empty(3, 3, 0), [[7], [1, 2, 3], [4, 9]]))
     draft.select(state, [0, 1])
     proposal = draft.propose(state, Wanted(2))
     assert proposal.tokens.tolist() == [[8, 5], [4, 1]] and proposal.length == [2, 2]
     draft.select(state, [1])
-    draft.update(state, Committed(torch.tensor([[0]]), torch.empty(1, 1, 0), [1]))
+    draft.update(state, Committed(torch.tensor([[0]]), torch.empty(1, 1, 0), [[0]]))
     assert draft.propose(state, Wanted(2)).tokens.shape == (1, 0)
 
 
