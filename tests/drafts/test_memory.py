@@ -37,8 +37,7 @@ def check_same(first, second) -> None:
         )
 
 
-@pytest.mark.parametrize("weights", ["decay", "dpace"])
-@pytest.mark.parametrize("reduced", [False, True], ids=["full", "reduced"])
+@pytest.mark.parametrize(("reduced", "weights"), [(False, "dpace"), (True, "decay")])
 @pytest.mark.parametrize("variant", ONE_EACH)
 def test_pieces_learn_what_the_whole_learns(
     variant: str, reduced: bool, weights: str, monkeypatch: pytest.MonkeyPatch
