@@ -15,7 +15,15 @@ BASE = {f"p{n}": [20 + 7 * n % 31, 12 + n % 5] for n in range(20)}
 
 
 def head(name: str, prompts: dict[str, list[int]]) -> dict[str, Any]:
-    common = {"target": "tiny", "recipe": "r", "steps": 3, "seeds": 1, "k": 5, "max_new_tokens": 16, "added": 4}
+    common = {
+        "target": "tiny",
+        "recipe": "r",
+        "steps": 3,
+        "seeds": 1,
+        "k": 5,
+        "max_new_tokens": 16,
+        "added": 4,
+    }
     return {"name": name, "entry": None, "prompts": prompts, **common}
 
 
@@ -49,7 +57,9 @@ def test_few_prompts_give_no_verdict_and_other_prompts_no_difference() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["nonsense", "{name: typos, probability: 2}", "[typos]"])
-def test_an_augmentation_that_does_not_exist_is_refused_before_anything_runs(tmp_path: Path, wrong: str) -> None:
+def test_an_augmentation_that_does_not_exist_is_refused_before_anything_runs(
+    tmp_path: Path, wrong: str
+) -> None:
     with pytest.raises(SystemExit, match="--with"):
         augmentation.main(["--with", wrong, "--out", str(tmp_path)])
 

@@ -104,7 +104,8 @@ def _gather(settings: DataConfig, work: Path | None, group: Group) -> Gathered:
             limit = (settings.regenerated_prompts or 0) // 2 + settings.held_out_prompts // 2
         builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
         for conversation in builtin:
-            hygiene.add(*(row := hygiene.redacted(conversation)), hygiene.look(row[0]))
+            clean, redactions = hygiene.redacted(conversation)
+            hygiene.add(clean, redactions, hygiene.look(clean))
         sources.update(hashes, python=platform.python_version())
     return Gathered(store, sources, tally, hygiene.read, hygiene.overlaps)
 
