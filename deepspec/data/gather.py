@@ -126,8 +126,8 @@ def _keep(read: Callable[[Tally], Iterator[Conversation]], hygiene: Hygiene, par
     found = parts.join("looked", lambda: clean(hygiene.tally), look)
     quiet = parts.group.rank > 0
     with tqdm(found, desc="conversations", unit="row", smoothing=0, delay=2, disable=quiet) as rows:
-        for row, seen in rows:
-            hygiene.add(*row, seen)
+        for (conversation, redactions), seen in rows:
+            hygiene.add(conversation, redactions, seen)
 
 
 def reasons(tally: Tally) -> str:
