@@ -104,8 +104,8 @@ def _gather(settings: DataConfig, work: Path | None, group: Group) -> Gathered:
             limit = (settings.regenerated_prompts or 0) // 2 + settings.held_out_prompts // 2
         builtin, hashes = builtin_prompts(settings.builtin_prompts, limit, settings.seed)
         for conversation in builtin:
-            cleaned, redactions = hygiene.redacted(conversation)
-            hygiene.add(cleaned, redactions, hygiene.look(cleaned))
+            clean, redactions = hygiene.redacted(conversation)
+            hygiene.add(clean, redactions, hygiene.look(clean))
         sources.update(hashes, python=platform.python_version())
     return Gathered(store, sources, tally, hygiene.read, hygiene.overlaps)
 
@@ -126,8 +126,7 @@ def _keep(read: Callable[[Tally], Iterator[Conversation]], hygiene: Hygiene, par
     found = parts.join("looked", lambda: clean(hygiene.tally), look)
     quiet = parts.group.rank > 0
     with tqdm(found, desc="conversations", unit="row", smoothing=0, delay=2, disable=quiet) as rows:
-        for row, seen in rows:
-            conversation, redactions = row
+        for (conversation, redactions), seen in rows:
             hygiene.add(conversation, redactions, seen)
 
 

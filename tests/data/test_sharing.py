@@ -79,7 +79,7 @@ def test_the_stage_under_a_launcher(tmp_path: Path) -> None:
         settings += [f"data.{key}={getattr(config.data, key)}" for key in ("max_length", "max_new_tokens")]
         settings += ["data.batch_size=4", "data.augment=[{name: typos}]", "draft=eagle3"]
         settings += ["target=hf", f"target.path={target}", "target.dtype=float32", "target.device=cpu"]
-        settings += ["decode.max_new_tokens=32", f"out={out}", "draft.vocab_size=300"]
+        settings += ["decode.max_new_tokens=32", f"out={out}", "draft.vocab_size=300", "name=tiny"]
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
         done = subprocess.run(
             [sys.executable, *launcher, "-m", "deepspec.prepare", *settings],
