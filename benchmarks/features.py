@@ -155,7 +155,7 @@ class SyntheticRows:
         }
 
 
-def sizes(scratch: Path) -> dict[str, Any]:
+def sizes(scratch: Path, count: int = 16) -> dict[str, Any]:
     """Bytes a token of the files, H = 2,560: like for like all positions of all layers are kept."""
     found = {}
     three = [1, 17, 32]
@@ -172,7 +172,7 @@ def sizes(scratch: Path) -> dict[str, Any]:
         ),
     ):
         folder = scratch / f"sizes-{len(found)}"
-        rows = SyntheticRows(16, 512, prompt)
+        rows = SyntheticRows(count, 512, prompt)
         target = Noise(2560, 36)
         make_store(_order(target, {"train": rows}, layers, folder, format, positions), target, say=_quiet)
         total = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["total"]

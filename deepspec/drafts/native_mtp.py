@@ -9,8 +9,9 @@ first of its kind where a checkpoint has several:
     Qwen3-Next, Qwen3.5    mtp.{pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, layers.0.<a layer's>}
 
 What the draft's layer has a place for is taken: all of a layer with grouped-query attention and one feed-forward part.
-Latent attention, gates and experts have none; then the layer starts from noise, and only norms and projection are the
-target's. Embedding and head of the module are the target's own in all of these.
+Latent attention, attention that rotates a part of each head only, gates, experts and quantised weights have none; that
+part of the layer, or all of it, then starts from noise, and norms and projection alone are the target's. Embedding and
+head of the module are the target's own in all of these.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,12 @@ from torch import Tensor
 from deepspec.errors import UserError
 from deepspec.target.stored import stored_tensors
 
+PLAIN = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+)  # else a number means nothing without its scale
 LAYER = (
     *("input_layernorm", "post_attention_layernorm"),
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
@@ -102,6 +109,7 @@ def _taken(draft: Any, target: Any, layout: Layout, mine: dict[str, Tensor], pat
         ours: mine[theirs]
         for ours, theirs in places.items()
         if ours in parameters and theirs in mine and mine[theirs].shape == parameters[ours].shape
+        if mine[theirs].dtype in PLAIN
     }
     if missing := [ours for ours in layout.names if f"{ours}.weight" not in fits]:
         raise UserError(
@@ -111,7 +119,7 @@ def _taken(draft: Any, target: Any, layout: Layout, mine: dict[str, Tensor], pat
     attention = [name for name in parameters if name.startswith("layers.0.self_attn.")]
     feed_forward = [name for name in parameters if name.startswith("layers.0.mlp.")]
     for whole in (attention, feed_forward):  # half of either would be no start
-        if not all(name in fits for name in whole):
+        if not all(name in fits for name in whole) or (whole is attention and _rotates_partly(target.config)):
             fits = {name: one for name, one in fits.items() if name not in whole}
     if not any(name in fits for name in (*attention, *feed_forward)):
         fits = {name: one for name, one in fits.items() if not name.startswith("layers.")}
@@ -125,6 +133,16 @@ def _taken(draft: Any, target: Any, layout: Layout, mine: dict[str, Tensor], pat
     used = {places[ours] for ours in fits}
     left = sorted(name for name in mine if name not in used)
     return [*fits, *([f"({len(left)} without a place: {', '.join(left[:4])})"] if left else [])]
+
+
+def _rotates_partly(config: Any) -> bool:
+    """The draft rotates a head's whole width, whatever part of it the target does: such attention would be another."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    settings = [rope, *(one for one in rope.values() if isinstance(one, dict))]
+    part = [one.get("partial_rotary_factor") for one in settings] + [
+        getattr(config, "partial_rotary_factor", None)
+    ]
+    return any(one not in (None, 1, 1.0) for one in part)
 
 
 def _norm_offset(target: Any) -> float:

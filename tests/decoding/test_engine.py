@@ -187,6 +187,7 @@ def test_logits_that_are_no_numbers_stop_the_request(speculative: bool) -> None:
 def test_logits_that_have_overflowed_stop_the_request(after: int, sampling: Sampling) -> None:
     """An infinite one would win every argmax, and its softmax is NaN: no sum of logits shows it. −inf is a mask."""
     target, (text,) = tiny_target("llama"), prompts(1, seed=8)
+    Engine(target, draft_for(target), k=3)  # what the target can do is tried before its logits are spoilt
     value, forwards = torch.inf, 0
 
     def spoil(module, inputs, logits):

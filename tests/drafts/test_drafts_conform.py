@@ -81,8 +81,17 @@ def make(target: Target, variant: str, reduced: bool = True, dtype=torch.float64
     return draft
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", sorted(VARIANTS))
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [
+        # every draft on every kind of target; its variants elsewhere than on Llama with `pytest -m slow`
+        pytest.param(
+            family, variant, marks=() if variant in ONE_EACH or family == "llama" else pytest.mark.slow
+        )
+        for family in FAMILIES
+        for variant in sorted(VARIANTS)
+    ],
+)
 def test_training_logits_are_decoding_logits(
     family: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

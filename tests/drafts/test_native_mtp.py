@@ -147,6 +147,22 @@ def test_a_checkpoint_without_such_a_module_is_named(tmp_path: Path) -> None:
         drafted(wrong)
 
 
+@pytest.mark.parametrize("change", ["rotation", "quantised"])
+def test_what_would_mean_something_else_here_is_left_out(change: str, tmp_path: Path) -> None:
+    target = fresh("llama")
+    target = saved(tmp_path, target, Module(target, LlamaDecoderLayer), "deepseek")
+    if change == "rotation":
+        target.config.rope_parameters = {**target.config.rope_parameters, "partial_rotary_factor": 0.5}
+    else:
+        file = tmp_path / "model.safetensors"
+        content = load_file(file)
+        name = "model.layers.4.self_attn.q_proj.weight"
+        save_file({**content, name: content[name].to(torch.float8_e4m3fn)}, file, metadata={"format": "pt"})
+    copied = drafted(target).config.started_from
+    assert not [name for name in copied if "self_attn" in name and not name.startswith("(")]
+    assert "layers.0.mlp.up_proj.weight" in copied and "proj.weight" in copied
+
+
 @pytest.mark.parametrize(("family", "offset"), [("llama", 0.0), ("qwen3", 0.0), ("gemma3", 1.0)])
 def test_families_that_store_a_norm_less_one(family: str, offset: float) -> None:
     assert _norm_offset(tiny_target(family)) == offset

@@ -8,7 +8,7 @@ from benchmarks.features import _documents, _tiny, sizes
 
 
 def test_sizes_are_within_the_claims(tmp_path: Path) -> None:
-    like_for_like, three, four_bits, needed = (one["of_reference"] for one in sizes(tmp_path).values())
+    like_for_like, three, four_bits, needed = (one["of_reference"] for one in sizes(tmp_path, 6).values())
     assert 0.5 < like_for_like <= 0.52
     assert 0.33 < three <= 0.35
     assert 0.2 < four_bits <= 0.25
