@@ -1,6 +1,6 @@
 """Speculative decoding for a program that uses transformers: a target, a draft, `generate`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,11 @@ from deepspec.training.saved_draft import load_draft
 
 # Of a model's generation config: what would change the text and is not done here.
 NOT_HERE = {"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "penalty_alpha": None}
+HARMLESS = (
+    "use_cache",
+    "tokenizer",
+    "token_type_ids",
+)  # further arguments of `generate` that change no token
 
 
 class SpeculativeDecoder:
@@ -80,10 +85,13 @@ class SpeculativeDecoder:
 
     def generate(
         self,
-        inputs: Tensor | str | Sequence[str],
+        inputs: Tensor | str | Sequence[str] | None = None,
+        generation_config: GenerationConfig | None = None,
         *,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         max_new_tokens: int | None = None,
+        max_length: int | None = None,
         do_sample: bool | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -91,18 +99,24 @@ class SpeculativeDecoder:
         min_p: float | None = None,
         repetition_penalty: float | None = None,
         eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
         stop_strings: str | Sequence[str] = (),
         streamer: Any = None,
         seed: int | None = None,
+        **others: Any,
     ) -> Any:
-        """As transformers' `generate`: what is not given is the model's generation config's.
+        """As transformers' `generate`: what is not given is `generation_config`'s, or else the model's own.
 
-        inputs: [B, P] token ids (with `attention_mask` where rows are padded on the left) → [B, P + new] on the
-        target's device, padded on the right; a text → its continuation, texts → theirs. streamer: gets the
-        tokens as they are committed, one row only. seed: of sampling, None draws one from torch's generator.
+        inputs (or input_ids, as a tokenizer's output has it): [B, P] token ids (with `attention_mask` where rows are
+        padded on the left) → [B, P + new] on the target's device, padded on the right; a text → its continuation,
+        texts → theirs. streamer: gets the tokens as they are committed, one row only. max_length: of prompt and answer
+        together, where max_new_tokens is not given. seed: of sampling, None draws one from torch's generator.
+        `UserError` for arguments that would change the text and are not followed here.
         """
-        given = self.target.model.generation_config or GenerationConfig()
+        given = generation_config or self.target.model.generation_config or GenerationConfig()
         _check_known(given)
+        _check_others(others)
+        inputs = _one_of(inputs, input_ids)
         sample = _first(do_sample, given.do_sample, False)
         sampling = Sampling(
             temperature=_first(temperature, given.temperature, 1.0) if sample else 0.0,
@@ -118,7 +132,7 @@ class SpeculativeDecoder:
         rows = self._rows(inputs, attention_mask)
         if not rows:
             raise UserError("There is nothing to continue: inputs has no rows.")
-        limit = _first(max_new_tokens, given.max_new_tokens, 20)
+        limit = _limit(inputs, rows, max_new_tokens, max_length, given)
         requests = [
             Request(
                 row,
@@ -137,7 +151,7 @@ class SpeculativeDecoder:
             self.results = engine.generate(requests)
             answers = [result.tokens for result in self.results]
         if isinstance(inputs, Tensor):
-            return self._padded(inputs, answers, given.pad_token_id, eos)
+            return self._padded(inputs, answers, _first_or_none(pad_token_id, given.pad_token_id), eos)
         texts = [self.target.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in answers]
         return texts[0] if isinstance(inputs, str) else texts
 
@@ -229,6 +243,41 @@ def _check_known(config: GenerationConfig) -> None:
             raise UserError(
                 f"The target's generation config has {key}={value}, which is not done here; set it back first."
             )
+
+
+def _check_others(others: Mapping[str, Any]) -> None:
+    """Further arguments of transformers' `generate`: those that change nothing pass."""
+    for name, value in others.items():
+        if name not in HARMLESS and not (name in NOT_HERE and value in (None, NOT_HERE[name])):
+            raise UserError(f"generate({name}={value!r}) is not done here; leave it out.")
+
+
+def _one_of(inputs: Any, input_ids: Any) -> Any:
+    if (inputs is None) == (input_ids is None):
+        raise UserError("Give either inputs or input_ids: token ids [rows, tokens], a text or texts.")
+    return input_ids if inputs is None else inputs
+
+
+def _limit(
+    inputs: Any,
+    rows: list[list[int]],
+    max_new_tokens: int | None,
+    max_length: int | None,
+    given: GenerationConfig,
+) -> int:
+    """New tokens a row; of padded rows the padding counts for `max_length`, as in transformers."""
+    if max_new_tokens is None and max_length is not None:
+        width = inputs.shape[1] if isinstance(inputs, Tensor) else max(map(len, rows))
+        if max_length <= width:
+            raise UserError(
+                f"max_length={max_length} leaves nothing for an answer: the prompt has {width} tokens."
+            )
+        return max_length - width
+    return int(_first(max_new_tokens, given.max_new_tokens, 20))
+
+
+def _first_or_none(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def _first(*values: Any) -> Any:

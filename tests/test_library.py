@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import deepspec
 from deepspec import SpeculativeDecoder, load_draft
@@ -57,6 +58,27 @@ def test_a_padded_batch_is_that_of_transformers(decoder: SpeculativeDecoder) -> 
     model = decoder.target.model
     expected = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
     assert torch.equal(decoder.generate(ids, attention_mask=mask, max_new_tokens=20), expected)
+
+
+def test_the_usual_ways_to_call_it(decoder: SpeculativeDecoder) -> None:
+    """A tokenizer's output, a generation config, and a length that counts the prompt."""
+    model, tokenizer = decoder.target.model, decoder.target.tokenizer
+    given = tokenizer("Hello there", return_tensors="pt")
+    settings = transformers.GenerationConfig(max_new_tokens=9, do_sample=False, pad_token_id=0)
+    expected = model.generate(**given, generation_config=settings)
+    assert torch.equal(decoder.generate(**given, generation_config=settings), expected)
+    longest = given["input_ids"].shape[1] + 7
+    expected = model.generate(**given, max_length=longest, do_sample=False, pad_token_id=3)
+    found = decoder.generate(**given, max_length=longest, pad_token_id=3, use_cache=True, num_beams=1)
+    assert torch.equal(found, expected)
+    for wrong, words in (
+        ({"max_length": 2}, "max_length=2 leaves nothing"),
+        ({"num_beams": 4}, r"generate\(num_beams=4\) is not done here"),
+        ({"prefix_allowed_tokens_fn": len}, "prefix_allowed_tokens_fn"),
+        ({"inputs": "a text"}, "either inputs or input_ids"),
+    ):
+        with pytest.raises(UserError, match=words):
+            decoder.generate(**given, **wrong)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
