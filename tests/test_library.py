@@ -202,7 +202,7 @@ def test_a_target_of_another_tokenizer(places: tuple[Path, Path], tmp_path: Path
         (torch.tensor([[5.0, 17.0]]), None, "whole numbers"),
         ([5, 17], None, "torch.tensor"),
         ([[5, 17]], None, "torch.tensor"),
-        (None, None, "neither a text"),
+        (None, None, "either inputs or input_ids"),
         ([], None, "no rows"),
         (torch.empty(0, 3, dtype=torch.long), None, "no rows"),
         (torch.empty(1, 0, dtype=torch.long), None, "empty prompt"),
