@@ -18,9 +18,8 @@ from deepspec.drafts.contract import DraftBatch, DraftLoss, TargetModel
 from deepspec.drafts.losses import SumAndWeight, Teacher, draft_ids, overlap, prob_of, teacher_on_vocab
 from deepspec.drafts.unrolled import shift
 
-AT_ONCE = (
-    1 << 27
-)  # elements of logits, over all steps, that may be kept for the backward pass: 0.5 GiB in float32
+# elements of logits, over all steps, that may be kept for the backward pass: 1 GiB in float32
+AT_ONCE = 1 << 28
 TEACHER_AT_ONCE = (
     1 << 28
 )  # elements of the teacher's distributions that are kept: 1 GiB; else they are made twice a step
